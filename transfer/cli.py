@@ -36,7 +36,7 @@ Evaluate a checkpoint on downstream tasks. --ckpt takes what excb.load takes, or
 
 # Commands that are no protocols, by the modules that hold their records.
 OTHERS = {
-    "all": "every.cli:command",
+    "all": "every.cli:all_command",
     "sets": "sets.cli:SETS",
     "watch": "watch.cli:WATCH",
     "embed": "embeddings.cli:EMBED",

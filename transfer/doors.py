@@ -143,7 +143,7 @@ def reproduce(
     """
     from excb.distributed.parallel import joined
 
-    from .reproduce.checking import check
+    from .reproduce.checking import check_claims
     from .reproduce.options import ReproduceOptions
 
     several = data.items() if isinstance(data, Mapping) else [("", data)]
@@ -155,7 +155,7 @@ def reproduce(
     )
     reporter = Reporter(quiet=quiet or not is_rank0())
     with joined(chosen.device, stay=True) as device:
-        return check(chosen, device, reporter, results=None if results is None else Path(results))
+        return check_claims(chosen, device, reporter, results=None if results is None else Path(results))
 
 
 def leaderboard(

@@ -114,14 +114,14 @@ def refuse_results_among(sets: "Iterable[Images]", folder: Path) -> None:
 
 def forecast(task: "Task", work: Work, reporter: Reporter) -> None:
     """Answer --dry-run: the work of an evaluation, and its time; all ranks call this."""
-    from .features.export import describe, plan
+    from .features.export import describe_plan, plan_features
 
     extract: Callable[..., Any] = work.extract or partial(task.extraction, kind=work.kind)
     sets = {name: extract(images) for name, images in work.features.items()}
-    planned = plan(sets, task.cache, timed=extract(task.train), passes=work.passes)
+    planned = plan_features(sets, task.cache, timed=extract(task.train), passes=work.passes)
     if is_rank0():
         reporter.answer(f"it can run: about {duration(planned['seconds'])} here, by the time of a few images")
-        reporter.answer(describe(planned, work.then))
+        reporter.answer(describe_plan(planned, work.then))
 
 
 def command(protocol: Protocol) -> Command:

@@ -65,7 +65,7 @@ class CheckedMachine:
     @cached_property
     def teachers(self) -> list[Teacher]:
         """The frozen teachers that the run learns from, on the CPU. Raises UserError where it would."""
-        return frozen_teachers.load_teachers(self.recipe)
+        return frozen_teachers.frozen_teachers_of(self.recipe)
 
     def refuse_folder(self) -> None:
         """Raise UserError where the run itself would refuse its folder: among the images, or another run's."""

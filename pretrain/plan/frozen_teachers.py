@@ -28,7 +28,7 @@ CPU_FLOPS = 2e11  # of a pass measured on a CPU, at most: some seconds
 Report = dict[str, Any]
 
 
-def load_teachers(recipe: Recipe, given: Mapping[str, Backbone] | None = None) -> list[Teacher]:
+def frozen_teachers_of(recipe: Recipe, given: Mapping[str, Backbone] | None = None) -> list[Teacher]:
     """The teachers of a recipe on the CPU, as a run loads them.
 
     Args:

@@ -90,7 +90,7 @@ def plan_run(
     settled = _with_precision(recipe, gpus, gpu)
     settled.micro_batch(max(1, gpus or 1))  # what cannot run is refused before networks are traced
     settled.steps_per_epoch(_size(images))
-    frozen = frozen_teachers.load_teachers(settled, teachers)
+    frozen = frozen_teachers.frozen_teachers_of(settled, teachers)
     with (reporter or Reporter(quiet=True)).progress("tracing the networks", 2) as bar:  # seconds each
         counts = count(settled, frozen)
         bar.advance()

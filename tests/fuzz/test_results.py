@@ -17,9 +17,9 @@ from excb.pretrain.__main__ import main as pretrain
 from excb.results.result import Result
 from excb.transfer.cli import main as transfer
 from excb.transfer.inference.accuracy import accuracy_interval
-from excb.transfer.leaderboard.submission import check, submit
+from excb.transfer.leaderboard.submission import check_result, submit
 from excb.transfer.reporting.predictions import Predictions
-from excb.transfer.reporting.report import write as write_all
+from excb.transfer.reporting.report import write_result as write_all
 from excb.zoo.__main__ import main as zoo
 from tests.fuzz import hostile
 from tests.fuzz.guard import Guard
@@ -80,7 +80,7 @@ def test_results(guard: Guard, text: bytes, name: str) -> None:
     file.write_bytes(text)
     (folder / "mine.npz").write_bytes(sound()[1])
     guard.run(lambda: Result.from_json(text.decode(errors="replace")))
-    guard.run(lambda: check(file))
+    guard.run(lambda: check_result(file))
     guard.run(lambda: submit(file, guard.folder / "board" / "results"))
     board = str(guard.folder / "board")
     guard.command(transfer, "leaderboard", str(file), "--out", board)
@@ -147,7 +147,7 @@ def test_predictions(guard: Guard, packed: bytes, name: str) -> None:
     file.write_text(json.dumps(values))
     (guard.folder / "mine.npz").write_bytes(packed)
     other.write_text(json.dumps(values | {"predictions": values["predictions"] | {"file": "mine.npz"}}))
-    guard.run(lambda: check(file))
+    guard.run(lambda: check_result(file))
     guard.command(transfer, "compare", str(file), str(other))
 
 

@@ -16,7 +16,7 @@ from excb.errors import UserError
 from excb.results.result import Result
 from excb.transfer.compare import compare
 from excb.transfer.reporting.predictions import Predictions
-from excb.transfer.reporting.report import write
+from excb.transfer.reporting.report import write_result
 
 IMAGES, CLASSES = 300, ("ant", "bee", "cat", "dog", "eel", "fox")
 
@@ -46,9 +46,11 @@ def predictions(seed: int, *, right: float, templates: tuple[str, ...] = ("knn_{
 @pytest.fixture
 def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Make:
     """Writes a result of given predictions."""
-    monkeypatch.setattr("excb.transfer.reporting.confusion.draw", lambda *_, **__: b"")  # takes most of the time here
+    monkeypatch.setattr(
+        "excb.transfer.reporting.confusion.draw_confusion", lambda *_, **__: b""
+    )  # takes most of the time here
 
-    def write_result(name: str, found: Predictions, **values: Any) -> Path:
+    def make_file(name: str, found: Predictions, **values: Any) -> Path:
         given: dict[str, Any] = {
             "protocol": "knn",
             "figures": {},
@@ -57,9 +59,9 @@ def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Make:
             "data": {"train": {"fingerprint": "f"}},
             "seconds": 1.0,
         }
-        return write(Result(**given | values), found, tmp_path / name)[0]
+        return write_result(Result(**given | values), found, tmp_path / name)[0]
 
-    return write_result
+    return make_file
 
 
 def quiet(first: Path, second: Path, **options: Any) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from excb.transfer.cli import main
 from excb.transfer.compare import Side
 from excb.transfer.data.multilabel import MultiLabelImages
 from excb.transfer.data.sources import train_and_test
-from excb.transfer.leaderboard.submission import check
+from excb.transfer.leaderboard.submission import check_result
 from excb.transfer.reporting.average_precision import of_labels, resamples
 from excb.transfer.reporting.label_scores import LabelScores
 from tests.run_files import tiny_recipe, write_run
@@ -76,7 +76,7 @@ def test_knn_votes_for_each_class_on_its_own(place: Path, tmp_path: Path, capsys
     assert majority == pytest.approx(100 * saved["targets"].mean(), abs=1e-3)  # constant scores: shares of the classes
     assert set(result["references"]["untrained"]) == set(result["figures"])
     assert set(result["per_class"]["knn_mAP_k5"]) == set(CLASSES)
-    assert check(file)[-1] == "predictions are there"
+    assert check_result(file)[-1] == "predictions are there"
 
 
 def test_linear_fits_a_regression_for_each_class(

@@ -23,7 +23,7 @@ MOST_ROWS = 1024  # in the projector at once; independent of the user's batch si
 
 
 @dataclass(frozen=True)
-class Assignment:
+class ClusterAssignment:
     """Every image's cluster, the argmax of z without B, and the runner-up."""
 
     clusters: int  # K
@@ -46,7 +46,7 @@ class Assignment:
 
 
 @dataclass(frozen=True)
-class Neighbours:
+class CentroidNeighbours:
     """Similarities between centroids."""
 
     nearest: np.ndarray  # [K, M] int64, every centroid's nearest others, nearest first
@@ -56,14 +56,14 @@ class Neighbours:
 
 
 @torch.no_grad()
-def assign(
+def assign_clusters(
     heads: NetworkHeads,
     features: CachedFeatures,
     *,
     balancing: tuple[Tensor, Tensor] | None = None,
     device: torch.device | str = "cpu",
     progress: Callable[[int], None] = lambda _done: None,
-) -> Assignment:
+) -> ClusterAssignment:
     """Assign images to the centroid with the largest similarity, one tile of N x K at a time.
 
     All ranks call this together, share the work and get the whole result.
@@ -98,13 +98,13 @@ def assign(
         progress(sum(map(len, tiles[turn * world_size() : (turn + 1) * world_size()])))
     by_rank = gather_objects(own_tiles)
     in_order = [by_rank[turn % world_size()][turn // world_size()] for turn in range(len(tiles))]
-    return Assignment(len(keys), *(np.concatenate(parts) for parts in zip(*in_order, strict=True)))
+    return ClusterAssignment(len(keys), *(np.concatenate(parts) for parts in zip(*in_order, strict=True)))
 
 
 @torch.no_grad()
 def neighbours(
     centroids: Tensor, *, most: int, threshold: float, progress: Callable[[int], None] = lambda _done: None
-) -> Neighbours:
+) -> CentroidNeighbours:
     """Find the nearest neighbours of every centroid and count near duplicates, tile by tile.
 
     Args:
@@ -129,4 +129,4 @@ def neighbours(
         nearest.append(top.indices.cpu())
         cosines.append(top.values.cpu())
         progress(len(tile))
-    return Neighbours(torch.cat(nearest).numpy(), torch.cat(cosines).numpy(), pairs, torch.cat(twins).numpy())
+    return CentroidNeighbours(torch.cat(nearest).numpy(), torch.cat(cosines).numpy(), pairs, torch.cat(twins).numpy())

@@ -10,7 +10,7 @@ from markupsafe import Markup
 from excb.images.image_set import Images
 
 from ..pages.frame import render_page
-from .assignment import Assignment, Neighbours
+from .assignment import CentroidNeighbours, ClusterAssignment
 from .files import names_of
 from .statistics import LabelCounts
 
@@ -27,9 +27,9 @@ class Exemplars:
 
 
 def contents(
-    assignment: Assignment,
+    assignment: ClusterAssignment,
     images: Images,
-    near: Neighbours,
+    near: CentroidNeighbours,
     exemplars: Exemplars,
     *,
     figures: Mapping[str, float],

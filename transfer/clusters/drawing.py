@@ -28,7 +28,7 @@ class Curve:
         )
 
 
-def draw(curves: Sequence[Curve], *, title: str) -> dict[str, bytes]:
+def draw_sizes(curves: Sequence[Curve], *, title: str) -> dict[str, bytes]:
     """Draw sorted relative sizes, size K / N, of one checkpoint or several.
 
     Returns:

@@ -10,13 +10,13 @@ from PIL import Image, ImageOps
 from excb.images.decoding import BrokenImageError
 from excb.images.image_set import Images
 
-from .assignment import Assignment
+from .assignment import ClusterAssignment
 
 SIDE = 112  # pixels of a picture's side
 QUALITY = 70  # of JPEG
 
 
-def choose(assignment: Assignment, most: int) -> tuple[list[list[int]], list[list[int]]]:
+def choose_exemplars(assignment: ClusterAssignment, most: int) -> tuple[list[list[int]], list[list[int]]]:
     """Exemplars of every cluster: the most similar to its centroid, and of the others those with the smallest margin.
 
     Args:

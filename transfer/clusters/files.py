@@ -15,7 +15,7 @@ from excb.errors import UserError
 from excb.images.image_set import Images
 from excb.results.result import Result
 
-from .assignment import Assignment
+from .assignment import ClusterAssignment
 
 RESULT, TABLE, PARQUET = "clusters.json", "assignments.csv", "assignments.parquet"
 HEADER = ("path", "cluster", "similarity", "second_cluster", "margin", "label")
@@ -44,7 +44,7 @@ def labels_of(images: Images) -> list[str]:
 class Assigned:
     """The clusters of a set's images, as `Result.predictions` shows them."""
 
-    assignment: Assignment
+    assignment: ClusterAssignment
     images: Images
 
     def columns(self, _figure: str) -> dict[str, list[Any]]:
@@ -61,7 +61,7 @@ class Assigned:
         return dict(zip(HEADER, values, strict=True))
 
 
-def to_csv(assignment: Assignment, images: Images) -> bytes:
+def to_csv(assignment: ClusterAssignment, images: Images) -> bytes:
     """A row for every image, in the set's order.
 
     Spreadsheets cannot take a cell for a formula: a path that begins like one is written ./PATH, which is the same
@@ -79,7 +79,7 @@ def to_csv(assignment: Assignment, images: Images) -> bytes:
     return text.getvalue().encode()
 
 
-def to_parquet(assignment: Assignment, images: Images) -> bytes:
+def to_parquet(assignment: ClusterAssignment, images: Images) -> bytes:
     """The same columns as in CSV, typed: int32 clusters, float32 similarities, and a dictionary of labels."""
     import pyarrow
     from pyarrow import parquet

@@ -12,7 +12,7 @@ from excb.images.image_set import Images
 from excb.results.result import Result
 
 from . import atlas, drawing, exemplars, files
-from .assignment import Assignment, Neighbours
+from .assignment import CentroidNeighbours, ClusterAssignment
 from .options import ClusterOptions
 
 
@@ -22,8 +22,8 @@ class ClusterFiles:
 
     images: Images  # the set
     options: ClusterOptions
-    assignment: Assignment  # of the images
-    near: Neighbours  # of the centroids
+    assignment: ClusterAssignment  # of the images
+    near: CentroidNeighbours  # of the centroids
     reporter: Reporter  # for messages and progress
 
     @property
@@ -57,7 +57,7 @@ class ClusterFiles:
         else:
             self.reporter.note("no assignments.parquet: it needs pyarrow (pip install 'excb[parquet]')")
         curves = [drawing.Curve(result.checkpoint["name"], assignment.sizes), *others]
-        drawn = drawing.draw(curves, title=f"Clusters of {_set_name(images)}, sorted by size")
+        drawn = drawing.draw_sizes(curves, title=f"Clusters of {_set_name(images)}, sorted by size")
         written |= {f"sizes.{suffix}": packed for suffix, packed in drawn.items()}
         written["atlas.html"] = self._atlas(result).encode()
         result = replace(result, predictions={"file": files.TABLE, "sha256": hashlib.sha256(table).hexdigest()})
@@ -68,7 +68,7 @@ class ClusterFiles:
 
     def _atlas(self, result: Result) -> str:
         options, assignment, images = self.options, self.assignment, self.images
-        nearest, border = exemplars.choose(assignment, options.exemplars)
+        nearest, border = exemplars.choose_exemplars(assignment, options.exemplars)
         wanted = list(exemplars.in_turn(nearest, border, assignment.sizes))
         with self.reporter.progress("pictures of the atlas", len(wanted)) as bar:
             pictures = exemplars.pictures(images, wanted, budget=round(1e6 * options.atlas_mb), progress=bar.advance)

@@ -9,7 +9,7 @@ from excb.console import Reporter
 from excb.results.result import Result
 
 from ..protocol import Measurement
-from .assignment import assign, neighbours
+from .assignment import assign_clusters, neighbours
 from .folder import ClusterFiles
 from .options import ClusterOptions
 from .statistics import balanced_figures, label_figures, many_empty, sizes_figures
@@ -37,7 +37,9 @@ def measure(task: ClusterTask, options: ClusterOptions, reporter: Reporter) -> M
     features = task.stored(images, "images", reporter)
     start = time.monotonic()
     with reporter.progress("assignments", len(features)) as bar:
-        assignment = assign(heads, features, balancing=task.balancing, device=task.device, progress=bar.advance)
+        assignment = assign_clusters(
+            heads, features, balancing=task.balancing, device=task.device, progress=bar.advance
+        )
     centroids = heads.centroids()
     with reporter.progress("neighbours of centroids", len(centroids)) as bar:
         near = neighbours(centroids, most=NEIGHBOURS, threshold=options.duplicates, progress=bar.advance)

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from .assignment import Assignment
+from .assignment import ClusterAssignment
 
 SHOWN = 5  # most frequent labels of a cluster in the atlas
 
@@ -70,7 +70,7 @@ def sizes_figures(sizes: np.ndarray) -> dict[str, float]:
     }
 
 
-def label_figures(assignment: Assignment, labels: np.ndarray) -> dict[str, float]:
+def label_figures(assignment: ClusterAssignment, labels: np.ndarray) -> dict[str, float]:
     """Purity and normalised mutual information in percent, and both with shuffled labels.
 
     Small clusters are pure by necessity; the second pair shows how much of the first is due to that.

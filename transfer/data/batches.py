@@ -56,7 +56,7 @@ class Augmentation:
 
 
 @dataclass(frozen=True)
-class Batch:
+class LabelledBatch:
     """This rank's share of a training batch."""
 
     images: Tensor  # [b, 3, S, S]
@@ -102,7 +102,7 @@ class TrainingBatches:
         """Steps of one epoch."""
         return -(-len(self._chosen) // self._batch)
 
-    def run(self, *, first: int, last: int) -> Iterator[Batch]:
+    def run(self, *, first: int, last: int) -> Iterator[LabelledBatch]:
         """The batches from epoch `first` up to, not including, epoch `last`.
 
         Raises:
@@ -125,7 +125,7 @@ class TrainingBatches:
             whole = min(self._batch, len(self._chosen) - step * self._batch)
             assert self._images.labels is not None
             labels = torch.from_numpy(self._images.labels[samples.numpy()])
-            yield Batch(views, labels.pin_memory() if self._pin_memory else labels, samples, whole)
+            yield LabelledBatch(views, labels.pin_memory() if self._pin_memory else labels, samples, whole)
 
 
 class _Order(Sampler[list[tuple[int, int]]]):

@@ -30,7 +30,7 @@ class Known:
 
 
 @dataclass(frozen=True)
-class Layout:
+class MultilabelLayout:
     """One layout."""
 
     form: str  # what a folder has, for messages
@@ -128,7 +128,9 @@ def _json(file: Path) -> Any:
 
 
 LAYOUTS = (
-    Layout("VOCdevkit/VOC2007/ImageSets/Main", voc),
-    Layout("annotations/instances_train2017.json and instances_val2017.json, as COCO", coco),
-    Layout("train.csv and test.csv (or .json) beside train/ and test/, a line NAME,CLASS,CLASS for every image", lists),
+    MultilabelLayout("VOCdevkit/VOC2007/ImageSets/Main", voc),
+    MultilabelLayout("annotations/instances_train2017.json and instances_val2017.json, as COCO", coco),
+    MultilabelLayout(
+        "train.csv and test.csv (or .json) beside train/ and test/, a line NAME,CLASS,CLASS for every image", lists
+    ),
 )

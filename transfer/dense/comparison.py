@@ -144,7 +144,7 @@ def _by_image(measure: Measure, runs: Sequence[Areas]) -> np.ndarray:
     return np.asarray(np.mean([measure(*(kind[counted] for kind in _kinds(run))) for run in runs], axis=0))
 
 
-def read(file: Path) -> Segmentations:
+def read_areas(file: Path) -> Segmentations:
     """The areas beside a dense result's FILE.json.
 
     Raises:

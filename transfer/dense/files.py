@@ -20,7 +20,7 @@ from .setup import DenseTask
 
 
 @dataclass(frozen=True)
-class Measured:
+class DenseMeasurements:
     """What was measured, beside the result: areas for every figure and seed, and masks to look at."""
 
     areas: dict[str, list[Areas]]  # by head and part, such as "knn_1of8"
@@ -32,7 +32,7 @@ class DenseFiles:
     """Writes a result with what it was made of."""
 
     task: DenseTask
-    measured: Measured
+    measured: DenseMeasurements
 
     @property
     def scored(self) -> Segmentations:

@@ -16,9 +16,9 @@ from excb.results.result import Result, interval_text
 
 from ..probes.penalty import fits_of
 from ..protocol import Measurement
-from .files import DenseFiles, Measured
+from .files import DenseFiles, DenseMeasurements
 from .heads import linear, logistic, neighbours
-from .heads.memory import Memory, choose
+from .heads.memory import Memory, choose_patches
 from .heads.recipes import LINEAR, LOGISTIC, HeadName
 from .options import DenseOptions
 from .patches.labels import PatchLabels
@@ -64,17 +64,19 @@ def figures_of(areas: dict[str, list[Areas]]) -> dict[str, float]:
 
 def _measure(
     task: DenseTask, options: DenseOptions, labels: PatchLabels, reporter: Reporter
-) -> tuple[Measured, list[str]]:
+) -> tuple[DenseMeasurements, list[str]]:
     patches = task.patches(task.train, "train", reporter)
     tested = task.patches(task.test, "test", reporter)(np.zeros(0, np.int64))
-    measured, notes = Measured({}, {}), list[str]()
+    measured, notes = DenseMeasurements({}, {}), list[str]()
     shown = spread(len(task.test.images))
     for head in options.resolved.heads:
         for part in sorted(set(options.parts)) if head == "knn" else (1,):
             run = head if part == 1 else f"{head}_1of{part}"
             measured.areas[run] = []
             for seed in _seeds(options, labels, head, part):
-                numbers = choose(labels, task.train, task.grid.patches, part=part, most=options.memory, seed=seed)
+                numbers = choose_patches(
+                    labels, task.train, task.grid.patches, part=part, most=options.memory, seed=seed
+                )
                 memory = Memory(patches(numbers), labels)
                 classify, said = _classifier(task, options, head, memory, seed=seed, reporter=reporter)
                 with reporter.progress(f"{run}, seed {seed}", len(task.test.images)) as bar:
@@ -121,7 +123,7 @@ def _classifier(
         recipe = LINEAR[how.linear]
         steps = linear.steps_of(recipe, len(linear.items_of(recipe, memory, task.grid)))
         with reporter.progress(f"linear head ({how.linear})", steps) as bar:
-            trained = linear.train(
+            trained = linear.train_dense_head(
                 memory, task.train, task.grid, recipe, seed=seed, device=task.device, progress=bar.advance
             )
         note = "the linear head saw every train image once, without random crops, scales and flips"
@@ -132,7 +134,7 @@ def _classifier(
     return linear.scores_of(fitted), [f"logistic regression: C = {strength:g}, chosen on held-out train images", *notes]
 
 
-def _majority(labels: PatchLabels, measured: Measured) -> dict[str, float]:
+def _majority(labels: PatchLabels, measured: DenseMeasurements) -> dict[str, float]:
     """Figures of predicting the most frequent class of the train pixels everywhere."""
     guess = int(labels.pixels.argmax())
     found = dict[str, float]()
@@ -147,7 +149,7 @@ def _majority(labels: PatchLabels, measured: Measured) -> dict[str, float]:
 def _result(
     task: DenseTask,
     options: DenseOptions,
-    measured: Measured,
+    measured: DenseMeasurements,
     labels: PatchLabels,
     *,
     notes: Sequence[str],

@@ -62,9 +62,9 @@ def _result_fields(settings: Mapping[str, Any], kind: FigureKind) -> Fields:
 
 
 def _read_paired(file: Path) -> "Paired":
-    from .comparison import read
+    from .comparison import read_areas
 
-    return read(file)
+    return read_areas(file)
 
 
 @dataclass(frozen=True, kw_only=True)

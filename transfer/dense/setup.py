@@ -17,7 +17,7 @@ from excb.networks.features import Kind
 
 from ..options import OwnSetOptions
 from ..task import Task, backbone_of, describe_images
-from .layouts.masks import Layout
+from .layouts.masks import MaskLayout
 from .layouts.table import layout_of, train_and_test
 from .options import DenseOptions
 from .patches.features import Grid, Patches, PatchExtraction, PatchReader, pixel_grid
@@ -33,7 +33,7 @@ class DenseTask(Task):
 
     train: Views
     test: Views
-    layout: Layout
+    layout: MaskLayout
     grid: Grid  # of a view
     scoring: Scoring
     pixels: bool = False  # raw pixels instead of the backbone's map

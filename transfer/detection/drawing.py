@@ -44,12 +44,12 @@ def write_pictures(
     files, pictures = [], []
     for index in sorted({int(place) for place in np.linspace(0, len(images) - 1, min(number, len(images)))}):
         entry = images.images[index]
-        pictures.append(draw(images.open(index), detections[entry.id], images))
+        pictures.append(draw_detections(images.open(index), detections[entry.id], images))
         files.append(_write(pictures[-1], folder / f"{entry.id}.png"))
     return [*files, _write(sheet(pictures), folder / SHEET)]
 
 
-def draw(image: Image.Image, results: Sequence[dict[str, Any]], images: CocoSet) -> Image.Image:
+def draw_detections(image: Image.Image, results: Sequence[dict[str, Any]], images: CocoSet) -> Image.Image:
     """A copy of an image with its best detections, the best on top."""
     best = sorted(results, key=lambda entry: -entry["score"])[:MOST]
     confident = [entry for entry in best if entry["score"] >= LEAST]

@@ -134,20 +134,20 @@ def _embeddings(options: EmbedOptions, shell: Shell, device: "torch.device") -> 
     from excb.distributed.collectives import all_succeed
     from excb.remote.home import cache_root
 
-    from ..features.export import describe, plan
+    from ..features.export import describe_plan, plan_features
     from . import computing, index
 
     if options.index is not None:
-        all_succeed(index.check)
+        all_succeed(index.require_faiss)
     reporter = shell.reporter
     task: Task = computing.opened(options, device, reporter)
     cache: Path | None = options.cache or cache_root()
     if options.no_cache:  # rows still go to the disk, beside the result until that is written
         cache = _state(shell.out) if shell.out is not None else None
     if shell.dry_run:
-        planned = plan({"images": computing.extraction_of(task)}, cache)
+        planned = plan_features({"images": computing.extraction_of(task)}, cache)
         if is_rank0():
-            reporter.answer(describe(planned))
+            reporter.answer(describe_plan(planned))
         return None
     task = replace(task, cache=cache)
     return computing.compute(task, cache, reporter, loads=options.ckpt)

@@ -117,9 +117,9 @@ class Embeddings(Vectors):
         Raises:
             UserError: the name ends otherwise, or the file cannot be written.
         """
-        from .files import write
+        from .files import write_vectors
 
-        return write(self, Path(file))
+        return write_vectors(self, Path(file))
 
     def save_index(self, file: str | Path) -> list[Path]:
         """Write a FAISS index of the unit vectors (inner products are cosines), and FILE.json with their paths.
@@ -127,9 +127,9 @@ class Embeddings(Vectors):
         Raises:
             UserError: FAISS is not installed, or a file cannot be written.
         """
-        from .index import write
+        from .index import write_index
 
-        return write(self, Path(file))
+        return write_index(self, Path(file))
 
     @classmethod
     def load(cls, file: str | Path) -> "Embeddings":
@@ -138,7 +138,7 @@ class Embeddings(Vectors):
         Raises:
             UserError: it is no such file, or is damaged.
         """
-        from .files import read
+        from .files import read_vectors
 
-        found = read(Path(file))
+        found = read_vectors(Path(file))
         return cls(found.rows, found.paths, found.root, found.model, found.unreadable)

@@ -29,7 +29,7 @@ def check_file(file: Path) -> None:
         _pyarrow()
 
 
-def write(made: Vectors, file: Path) -> Path:
+def write_vectors(made: Vectors, file: Path) -> Path:
     """Write embeddings, some thousand rows at a time; the file appears whole or not at all.
 
     Raises:
@@ -41,8 +41,8 @@ def write(made: Vectors, file: Path) -> Path:
     return file
 
 
-def read(file: Path) -> Vectors:
-    """What `write` wrote; safetensors stay on the disk, and are read as they are needed.
+def read_vectors(file: Path) -> Vectors:
+    """What `write_vectors` wrote; safetensors stay on the disk, and are read as they are needed.
 
     Raises:
         UserError: it is no such file, or is damaged.

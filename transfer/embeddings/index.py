@@ -13,7 +13,7 @@ from excb.neighbours.backends import import_faiss
 from .vectors import Vectors
 
 
-def write(made: Vectors, file: Path) -> list[Path]:
+def write_index(made: Vectors, file: Path) -> list[Path]:
     """Write an exact index of unit vectors: its inner products are cosines, and its numbers are rows of the paths.
 
     FAISS holds the whole index in memory while it is made, N x D x 4 bytes.
@@ -24,7 +24,7 @@ def write(made: Vectors, file: Path) -> list[Path]:
     Raises:
         UserError: FAISS is not installed, or a file cannot be written.
     """
-    check()
+    require_faiss()
     faiss = import_faiss()
     index = faiss.IndexFlatIP(made.rows.width)
     for part in made.parts():
@@ -37,7 +37,7 @@ def write(made: Vectors, file: Path) -> list[Path]:
     return [file, names]
 
 
-def check() -> None:
+def require_faiss() -> None:
     """Raise UserError unless FAISS is installed."""
     try:
         import_faiss()

@@ -47,7 +47,9 @@ def _work(given: list[Any], shell: Shell, device: "torch.device") -> int:
         return partial(_run, checkpoint=checkpoint, task=task, reporter=reporter)
 
     if options.own_preprocessing and len(options.ckpt) == 1:
-        raise UserError.on_all_ranks("--own-preprocessing is of several checkpoints, and --ckpt names one: leave it out")
+        raise UserError.on_all_ranks(
+            "--own-preprocessing is of several checkpoints, and --ckpt names one: leave it out"
+        )
     if len(options.ckpt) > 1:
         return _several(options, shell, open_task, run)
     task = open_task(options.ckpt[0])
@@ -55,11 +57,11 @@ def _work(given: list[Any], shell: Shell, device: "torch.device") -> int:
     steps = suite.steps(task, options)
     if shell.dry_run:
         if is_rank0():
-            _show(suite.plan(steps, shell.out), reporter, as_json=shell.json)
+            _show(suite.plan_suite(steps, shell.out), reporter, as_json=shell.json)
         return 0
     assert shell.out is not None
-    outcomes = suite.evaluate(steps, shell.out, run(options.ckpt[0], task), reporter)
-    run_on_rank0(partial(report, outcomes, shell.out, reporter, as_json=shell.json))
+    outcomes = suite.run_suite(steps, shell.out, run(options.ckpt[0], task), reporter)
+    run_on_rank0(partial(write_report, outcomes, shell.out, reporter, as_json=shell.json))
     if shell.quiet and shell.prints:
         for note in task.unknown_notes():
             reporter.answer(note)
@@ -84,11 +86,13 @@ def _several(
         reporter.warn(preparation.note)
     if shell.dry_run:
         if is_rank0():
-            plans = {one.name: suite.plan(one.steps, None if out is None else out / one.folder) for one in entered}
+            plans = {
+                one.name: suite.plan_suite(one.steps, None if out is None else out / one.folder) for one in entered
+            }
             _show_several(plans, reporter, as_json=shell.json)
         return 0
     assert out is not None
-    comparison, outcomes = several.evaluate(
+    comparison, outcomes = several.evaluate_checkpoints(
         entered,
         preparation,
         lambda planned, task: run(planned.checkpoint, task),
@@ -145,7 +149,7 @@ def _show(plan: Sequence[Mapping[str, Any]], reporter: Reporter, *, as_json: boo
     reporter.table("Plan", ["protocol", "command", "state", "why"], rows)
 
 
-def report(outcomes: "Sequence[Outcome]", folder: Path, reporter: Reporter, *, as_json: bool) -> None:
+def write_report(outcomes: "Sequence[Outcome]", folder: Path, reporter: Reporter, *, as_json: bool) -> None:
     """Write the report page, and print every figure.
 
     Raises:
@@ -182,7 +186,7 @@ def write_page(outcomes: "Sequence[Outcome]", folder: Path, reporter: Reporter) 
         reporter.note(f"wrote {folder / PAGE}")
 
 
-def command() -> Command:
+def all_command() -> Command:
     """The command, with the options that protocols add."""
     return shell_command(
         "all",

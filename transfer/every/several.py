@@ -18,7 +18,7 @@ from excb.files.atomic import write_bytes, write_text
 from excb.networks.backbone import check_resolution, weights_hash
 from excb.networks.preprocessing import Preprocessing
 
-from ..reporting.report import read
+from ..reporting.report import read_result
 from ..standings import forms
 from ..standings.chart import draw_table
 from ..task import Task
@@ -134,7 +134,7 @@ def evaluated(planned: PlannedCheckpoint, task: Task, outcomes: Sequence[Outcome
     scores: dict[str, dict[str, Tensor]] = {}
     for one in outcomes:
         if one.file is not None and one.result is not None and one.result.predictions.get("file", "").endswith(".npz"):
-            scores[one.step.name] = read(one.file)[1].scores()
+            scores[one.step.name] = read_result(one.file)[1].scores()
     architecture = task.backbone.entry.architecture.name
     prepared = task.preprocessing.to_dict()
     return EvaluatedCheckpoint(
@@ -191,7 +191,7 @@ def show_comparison(comparison: Comparison, reporter: Reporter) -> None:
         reporter.answer(f"note: {note}")
 
 
-def evaluate(
+def evaluate_checkpoints(
     entered: Sequence[PlannedCheckpoint],
     preparation: Preparation,
     run: Callable[[PlannedCheckpoint, Task], suite.RunStep],
@@ -217,7 +217,7 @@ def evaluate(
     for planned in entered:
         reporter.note(f"{planned.name}:")
         own, task = folder / planned.folder, preparation.task(planned.checkpoint)
-        made = outcomes[planned.name] = suite.evaluate(planned.steps, own, run(planned, task), reporter)
+        made = outcomes[planned.name] = suite.run_suite(planned.steps, own, run(planned, task), reporter)
 
         def keep(
             planned: PlannedCheckpoint = planned, task: Task = task, made: list[Outcome] = made, own: Path = own

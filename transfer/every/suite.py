@@ -117,6 +117,7 @@ def _step(protocol: Protocol, step: SuiteStep, options: SuiteOptions) -> Step:
     else:
         shared = narrowed(options_of(options, PassOptions), protocol.shared, owner=protocol.name)
         shared = replace(shared, **{name: getattr(options, name) for name in protocol.references})
+        shared = replace(shared, **{name: getattr(options, name) for name in protocol.references})
     evaluation = Evaluation(protocol, shared, step.options)
     evaluation.check()
     words = [protocol.name, *to_words(step.options, [each.name for each in fields(step.options)])]
@@ -142,7 +143,7 @@ def identity(step: Step) -> dict[str, Any]:
     return values
 
 
-def evaluate(
+def run_suite(
     steps_to_make: Sequence[Step], folder: Path, run: RunStep, reporter: Reporter, *, what: str = "protocols"
 ) -> list[Outcome]:
     """Run every step that applies and is not finished. One that fails does not stop the others.
@@ -255,7 +256,7 @@ def _digest(file: Path) -> str:
     return hashlib.sha256(file.read_bytes()).hexdigest()
 
 
-def plan(planned: Sequence[Step], folder: Path | None) -> list[dict[str, Any]]:
+def plan_suite(planned: Sequence[Step], folder: Path | None) -> list[dict[str, Any]]:
     """What a call would do, ready for JSON: "name", "command", "state" (run, finished, skipped) and "why"."""
     rows = []
     for step in planned:

@@ -61,7 +61,7 @@ def _write(arrays: dict[str, np.ndarray], file: Path) -> None:
         np.savez(stream, **arrays)  # type: ignore[arg-type]
 
 
-def plan(
+def plan_features(
     sets: Mapping[str, Extraction], cache: Path | None, *, timed: Extraction | None = None, passes: float = 0.0
 ) -> dict[str, Any]:
     """Estimate what features take, by timing a few images; nothing is cached.
@@ -124,7 +124,7 @@ def _seconds_per_image(extraction: Extraction) -> float:
     return (max(read, compute) if extraction.workers else read + compute) / len(few)
 
 
-def describe(planned: dict[str, Any], then: Sequence[str] = ()) -> str:
+def describe_plan(planned: dict[str, Any], then: Sequence[str] = ()) -> str:
     """A plan as text, for `--dry-run`; `then` are lines about what is computed beside features."""
     lines = []
     for name, entry in planned["sets"].items():

@@ -26,7 +26,7 @@ from ..probes.logistic import SOLVER
 from ..probes.penalty import Chosen
 from ..protocol import Measurement
 from ..reporting.predictions import Predictions
-from ..reporting.report import ScoredFiles, report
+from ..reporting.report import ScoredFiles, make_result
 from ..task import Task
 from . import logistic, training
 from .options import FinetuneOptions, SemisupOptions
@@ -194,7 +194,7 @@ def _fine_tune(task: Task, options: Options, plan: Plan, reporter: Reporter) -> 
             f"{name}_top1, {name}_top5 and accuracy by class are means of {len(seeds)} seeds; the confusion matrix and "
             f"the predictions of {name} are those of seed {seeds[0]}"
         )
-    result = report(
+    result = make_result(
         task,
         protocol="finetune" if options.percent is None else "semisup",
         settings=settings.to_dict() | described | {"seeds": list(seeds)},
@@ -290,7 +290,7 @@ def _measure_frozen(task: Task, options: Options, plan: Plan, reporter: Reporter
     reporter.note(f"logistic regression on the features of {len(rows):,} images")
     chosen = run_on_rank0(lambda: _logistic(task, rows, labels, seed))
     predictions = Predictions.of(task, {f"{name}_{{}}": chosen.top(queries)})
-    result = report(
+    result = make_result(
         task,
         protocol="semisup-frozen",
         settings=described

@@ -28,7 +28,7 @@ from excb.networks.backbone import has_batchnorm, weights_hash
 from excb.networks.drop_path import SampleDropPath
 from excb.networks.features import Inputs, extract
 
-from ..data.batches import Augmentation, Batch, TrainingBatches
+from ..data.batches import Augmentation, LabelledBatch, TrainingBatches
 from ..task import Task
 
 
@@ -198,7 +198,7 @@ class _Training:
             weight.grad = part.view_as(weight)
         return flat
 
-    def step(self, batch: Batch, step: int) -> float:
+    def step(self, batch: LabelledBatch, step: int) -> float:
         """Take one step on all ranks' images, and return their mean loss: on a GPU that of the step before.
 
         Raises:
@@ -251,7 +251,7 @@ class _Training:
 
         return read
 
-    def _micro_batches(self, batch: Batch) -> Iterator[tuple[Tensor, Tensor]]:
+    def _micro_batches(self, batch: LabelledBatch) -> Iterator[tuple[Tensor, Tensor]]:
         """This rank's images of each micro-batch, [b, 3, S, S] and [b]; the same micro-batches for any world_size.
 
         BatchNorm synchronises all ranks, so a rank without an image still passes an empty tensor.

@@ -12,7 +12,7 @@ from excb.results.result import Result
 from ..reporting import report
 from ..reporting.predictions import ImageScores
 from .page import render_queries
-from .scores import Measured
+from .scores import InstanceMeasurements
 from .setup import InstanceTask, names_of
 
 
@@ -21,7 +21,7 @@ class InstanceFiles:
     """Writes a result with what it was made of."""
 
     task: InstanceTask
-    measured: Measured
+    measured: InstanceMeasurements
 
     @property
     def scored(self) -> ImageScores:
@@ -38,7 +38,7 @@ class InstanceFiles:
             UserError: one cannot be written.
         """
         others = run_on_rank0(lambda: self._write_others(result, file))
-        return [*report.write(result, self.measured.scored, file), *others]  # JSON last: the files exist
+        return [*report.write_result(result, self.measured.scored, file), *others]  # JSON last: the files exist
 
     def _write_others(self, result: Result, file: Path) -> list[Path]:
         stem = file.name.removesuffix(".json")

@@ -8,13 +8,13 @@ from excb.images.image_set import Images
 from excb.results.result import Result, folder_name
 
 from ..pages.gallery import GallerySection, Picture, PictureGroup, render_gallery
-from .scores import Measured
+from .scores import InstanceMeasurements
 from .setup import InstanceTask
 
 QUERIES, NEAREST = 24, 8  # that the page shows: some two megabytes of pictures
 
 
-def render_queries(task: InstanceTask, measured: Measured, result: Result) -> str:
+def render_queries(task: InstanceTask, measured: InstanceMeasurements, result: Result) -> str:
     """The page.
 
     Args:
@@ -42,7 +42,7 @@ def render_queries(task: InstanceTask, measured: Measured, result: Result) -> st
     )
 
 
-def _query(task: InstanceTask, measured: Measured, query: int) -> GallerySection:
+def _query(task: InstanceTask, measured: InstanceMeasurements, query: int) -> GallerySection:
     whole, found = task.instances, measured.candidates
     junk = np.setdiff1d(whole.judged(query), whole.relevant(query))
     near = []

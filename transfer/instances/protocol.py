@@ -23,7 +23,7 @@ from .files import InstanceFiles
 from .instance_set import FamilyName, InstanceSet
 from .options import InstanceOptions
 from .ranking import in_memory, positions
-from .scores import PRECISION, Candidates, Measured, average_precision, precision_at, without_junk
+from .scores import PRECISION, Candidates, InstanceMeasurements, average_precision, precision_at, without_junk
 from .setup import InstanceTask
 
 KS = (1, 5, 10)  # of mP@k, as ROxford reports it
@@ -53,7 +53,7 @@ def measure(task: InstanceTask, options: InstanceOptions, reporter: Reporter) ->
     return Measurement(result, measured.scored, partial(_show, result), InstanceFiles(task, measured))
 
 
-def figures_of(task: InstanceTask, measured: Measured) -> dict[str, float]:
+def figures_of(task: InstanceTask, measured: InstanceMeasurements) -> dict[str, float]:
     """Figures in percent."""
     figures = {name: statistics.percent(scores) for name, scores in measured.scored.values.items()}
     if task.instances.family == "copies":
@@ -63,7 +63,7 @@ def figures_of(task: InstanceTask, measured: Measured) -> dict[str, float]:
     return {name: round(value, 4) for name, value in figures.items()}
 
 
-def _measure(task: InstanceTask, options: InstanceOptions, reporter: Reporter) -> Measured:
+def _measure(task: InstanceTask, options: InstanceOptions, reporter: Reporter) -> InstanceMeasurements:
     rows, queries = task.descriptors(reporter)
     gallery = all_succeed(lambda: in_memory(rows))
     ranks = _ranks(task, gallery, queries, reporter)
@@ -82,7 +82,9 @@ def _measure(task: InstanceTask, options: InstanceOptions, reporter: Reporter) -
     images = found.indices.numpy()
     right = np.stack([np.isin(own, each) for own, each in zip(images, truth, strict=True)])
     positives = np.array([len(each) for each in truth])
-    return Measured(_scored(task.instances, ranks), Candidates(images, found.similarities.numpy(), right, positives))
+    return InstanceMeasurements(
+        _scored(task.instances, ranks), Candidates(images, found.similarities.numpy(), right, positives)
+    )
 
 
 def _ranks(task: InstanceTask, gallery: Tensor | Rows, queries: Tensor, reporter: Reporter) -> list[Mapping[int, int]]:
@@ -138,7 +140,7 @@ def _figure(family: FamilyName, measure: str, protocol: str) -> str:
     return f"{family}_{measure}" + (f"_{protocol}" if protocol else "")
 
 
-def _result(task: InstanceTask, options: InstanceOptions, measured: Measured, *, seconds: float) -> Result:
+def _result(task: InstanceTask, options: InstanceOptions, measured: InstanceMeasurements, *, seconds: float) -> Result:
     scored, described = measured.scored, task.describe()
     copies, scores = task.instances.family == "copies", scored.scores()
     intervals = {name: statistics.interval(each) for name, each in scores.items()}
@@ -165,7 +167,7 @@ def settings_of(task: InstanceTask, options: InstanceOptions) -> dict[str, Any]:
     return task.settings | {"average_precision": "trapezoids", "ranking": "whole gallery"} | own
 
 
-def _notes(task: InstanceTask, measured: Measured) -> list[str]:
+def _notes(task: InstanceTask, measured: InstanceMeasurements) -> list[str]:
     whole = task.instances
     notes = ["random weights, with the BatchNorm statistics of gallery images"] if task.is_untrained else []
     alone = int((measured.candidates.positives == 0).sum())

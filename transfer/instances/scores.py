@@ -91,7 +91,7 @@ class Candidates:
 
 
 @dataclass(frozen=True)
-class Measured:
+class InstanceMeasurements:
     """What was measured, beside the result: scores of every query, and the nearest images of each."""
 
     scored: ImageScores

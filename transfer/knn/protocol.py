@@ -20,7 +20,7 @@ from excb.results.result import Result, interval_text
 
 from ..protocol import Measurement
 from ..reporting.predictions import Predictions
-from ..reporting.report import ScoredFiles, report
+from ..reporting.report import ScoredFiles, make_result
 from ..task import Task
 from .options import KnnOptions
 
@@ -80,7 +80,7 @@ def measure(task: Task, options: KnnOptions, reporter: Reporter) -> Measurement:
     predictions = Predictions.of(task, top5)
     if (pictured := f"knn_{{}}_k{HEADLINE_K}") in top5:
         predictions = replace(predictions, pictured=pictured)
-    result = report(
+    result = make_result(
         task,
         protocol="knn",
         settings={"k": neighbour_counts, "temperature": list(temperatures)} | FIXED,

@@ -6,7 +6,7 @@ from typing import Any, Literal
 from excb.errors import UserError, require
 from excb.options import option
 
-from ..probes.recipes import LinearProtocol, choose
+from ..probes.recipes import LinearProtocol, protocol_of_name
 from ..protocol import ProtocolOptions
 from .poolings import ATTENTIVE, POOLINGS, Pooling
 
@@ -56,13 +56,13 @@ class LayersOptions(ProtocolOptions):
             UserError: a setting is out of range.
         """
         both = (
-            choose(
+            protocol_of_name(
                 "fast",
                 epochs=self.epochs,
                 lr=LR if self.lr is None else self.lr,
                 weight_decay=WEIGHT_DECAY if self.wd is None else self.wd,
             ),
-            choose(ATTENTIVE, epochs=self.epochs),
+            protocol_of_name(ATTENTIVE, epochs=self.epochs),
         )
         # Of few images a batch holds all, and learning rates stay as they are.
         linear, attentive = (

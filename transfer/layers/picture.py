@@ -13,7 +13,7 @@ from excb.files.atomic import write_bytes
 from excb.results.result import Result
 
 from ..reporting.predictions import Scored
-from ..reporting.report import write
+from ..reporting.report import write_result
 
 
 @dataclass(frozen=True)
@@ -23,7 +23,7 @@ class LayerFiles:
     scored: Scored
 
     def __call__(self, result: Result, file: Path) -> list[Path]:
-        """Write FILE.json, what `reporting.report.write` puts beside it, and FILE.layers.png and .svg.
+        """Write FILE.json, what `write_result` puts beside it, and FILE.layers.png and .svg.
 
         Returns:
             The files, JSON first.
@@ -31,7 +31,7 @@ class LayerFiles:
         Raises:
             UserError: one cannot be written.
         """
-        files = write(result, self.scored, file)
+        files = write_result(result, self.scored, file)
         stem = file.name.removesuffix(".json")
         return [*files, *run_on_rank0(lambda: _draw(result, file.with_name(stem)))]
 

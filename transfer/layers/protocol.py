@@ -20,7 +20,7 @@ from ..probes.rows import part_rows, shapes_of
 from ..probes.selection import HELD_OUT, held_out
 from ..protocol import Measurement
 from ..reporting.predictions import Predictions
-from ..reporting.report import report
+from ..reporting.report import make_result
 from ..task import Task
 from .cells import Cell, blocks_of, cells_of, parts_of
 from .judging import Heads, Judged, Votes, best_of
@@ -134,7 +134,7 @@ def measure(task: Task, options: LayersOptions, reporter: Reporter) -> Measureme
             guesses[each.cell] = probe.predict(each, sources[each.cell](parts), test(parts))
             bar.advance()
     predictions = Predictions.of(task, {FIGURE: guesses[best.cell], BESIDE: guesses[default.cell]})
-    result = report(
+    result = make_result(
         task,
         protocol=f"layers_{options.probe}",
         settings=_settings(options, plan, judged, best),

@@ -48,12 +48,12 @@ def _run(args: argparse.Namespace) -> int:
 
 def _check(args: argparse.Namespace, reporter: Reporter) -> int:
     from .gather import results_of
-    from .submission import check, submit
+    from .submission import check_result, submit
 
     if not args.results:
         raise UserError("name the result files to check, or folders of them")
     files = results_of(args.results)
-    done = {str(file): check(file) for file in files}
+    done = {str(file): check_result(file) for file in files}
     if args.submit is not None:
         for file in files:
             reporter.note(f"wrote {submit(file, args.submit)}")

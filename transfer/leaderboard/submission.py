@@ -14,14 +14,14 @@ from .. import protocols
 from ..inference import statistics
 from ..protocol import Protocol
 from ..protocols import PROTOCOLS, kind_of
-from ..reporting.report import read
+from ..reporting.report import read_result
 from . import comparable
 
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 _CLOSE = 1e-4  # a unit of the last digit that results hold
 
 
-def check(file: Path) -> list[str]:
+def check_result(file: Path) -> list[str]:
     """Check one result file; its predictions are recounted where they lie beside it.
 
     Returns:
@@ -56,7 +56,7 @@ def submit(file: Path, folder: Path) -> Path:
     Raises:
         UserError: it may not stand there, another result has its name, or it cannot be written.
     """
-    check(file)
+    check_result(file)
     result = Result.read(file).without_paths()
     name = result.checkpoint.get("name") or result.checkpoint.get("source")
     label = f"{name}-{_protocol_of(result).label(result)}"
@@ -111,7 +111,7 @@ def _protocol_of(result: Result) -> Protocol:
 def _recount(file: Path) -> str:
     if not str(Result.read(file).predictions["file"]).endswith(".npz"):
         return "predictions are there"
-    result, scored = read(file)
+    result, scored = read_result(file)
     counted = scored.scores()
     seeds = result.settings.get("seeds") or [0]
     for name, scores in counted.items():

@@ -9,7 +9,7 @@ from excb.errors import require
 from excb.options import option
 
 from ..options import BASELINES
-from ..probes.recipes import PROTOCOLS, LinearProtocol, choose
+from ..probes.recipes import PROTOCOLS, LinearProtocol, protocol_of_name
 from ..protocol import ProtocolOptions
 
 LOGREG = "logreg"  # beside `PROTOCOLS`: regressions are no heads that SGD trains
@@ -46,7 +46,9 @@ class LinearOptions(ProtocolOptions):
         """
         if self.protocol != LOGREG:
             require(self.C is None, f"--C is of logreg: {self.protocol} takes --lr and --wd")
-            return choose(self.protocol, epochs=self.epochs, batch=self.train_batch, lr=self.lr, weight_decay=self.wd)
+            return protocol_of_name(
+                self.protocol, epochs=self.epochs, batch=self.train_batch, lr=self.lr, weight_decay=self.wd
+            )
         wrong = self.given("epochs", "train_batch", "lr", "wd")
         require(not wrong, f"logreg has no {', '.join(wrong)}: it takes --C, the inverse strength of its penalty")
         tried = (1.0,) if self.C is None else tuple(dict.fromkeys(self.C))  # a repeat would be the same model once more

@@ -13,7 +13,7 @@ from ..probes.recipes import LinearProtocol
 from ..probes.selection import as_text, held_out
 from ..protocol import Measurement
 from ..reporting.predictions import Predictions
-from ..reporting.report import ScoredFiles, report
+from ..reporting.report import ScoredFiles, make_result
 from ..task import Task
 from .logreg import logistic_regression
 from .options import LinearOptions
@@ -54,7 +54,7 @@ def measure(task: Task, options: LinearOptions, reporter: Reporter) -> Measureme
         kept = probe.on_patches if plan.features == "patches" else probe.on_features
         outcome = probe.through_backbone(options.state) if plan.augmented else kept()
     predictions = Predictions.of(task, {"linear_{}": outcome.top5})
-    result = report(
+    result = make_result(
         task,
         protocol=f"linear_{options.protocol}",
         settings=outcome.settings | {"seed": seed},

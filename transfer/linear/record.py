@@ -8,7 +8,7 @@ from excb.console import Reporter
 
 from ..opening import labelled
 from ..options import FrozenOptions
-from ..probes.recipes import PROTOCOLS, LinearProtocol, choose
+from ..probes.recipes import PROTOCOLS, LinearProtocol, protocol_of_name
 from ..protocol import Family, Fields, FigureKind, InSuite, Measurement, Protocol, SuiteStep, Work, one_pass
 from ..reporting.fields import named
 from .options import LinearInSuite, LinearOptions
@@ -70,7 +70,7 @@ def _cost(options: Mapping[str, Any], images: "ClaimImages") -> float | None:
 
 
 def _claim_fields(options: Fields, _kind: FigureKind) -> Fields:
-    recipe = choose(
+    recipe = protocol_of_name(
         options["protocol"],
         epochs=options.get("epochs"),
         batch=options.get("train-batch"),

@@ -78,7 +78,7 @@ PROTOCOLS = {
 }
 
 
-def choose(
+def protocol_of_name(
     name: str,
     *,
     epochs: int | None = None,

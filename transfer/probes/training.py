@@ -74,13 +74,13 @@ def fitting(
     def fit(rows: Rows, labels: Tensor, among: Tensor, heads: Sequence[HeadSettings]) -> Bank:
         bank = make(heads)
         with reporter.progress(f"{what} ({len(heads)})", plan.epochs) as bar:
-            train(bank, rows, labels, among, plan, seed=seed, progress=bar.advance)
+            train_heads(bank, rows, labels, among, plan, seed=seed, progress=bar.advance)
         return bank
 
     return fit
 
 
-def train(
+def train_heads(
     bank: Bank,
     rows: Rows,
     labels: Tensor,

@@ -12,7 +12,7 @@ NUMBERED = 20  # classes whose percentages fit in the cells
 LISTED = 10  # confusions that are listed beside the picture of more classes
 
 
-def draw(counts: np.ndarray, classes: Sequence[str], *, title: str) -> bytes:
+def draw_confusion(counts: np.ndarray, classes: Sequence[str], *, title: str) -> bytes:
     """Draw a confusion matrix.
 
     Args:

@@ -155,7 +155,7 @@ class LabelScores(Paired):
         """None: no class is taken for another."""
 
 
-def unpack(packed: bytes) -> LabelScores:
+def unpack_label_scores(packed: bytes) -> LabelScores:
     """What `LabelScores.pack` packed.
 
     Raises:

@@ -207,7 +207,7 @@ class ImageScores(Scored):
         return None
 
 
-def unpack(packed: bytes) -> Predictions | ImageScores:
+def unpack_predictions(packed: bytes) -> Predictions | ImageScores:
     """What `Scored.pack` packed.
 
     Raises:

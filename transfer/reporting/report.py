@@ -18,11 +18,11 @@ from ..inference.paired import Paired
 from ..task import Task
 from . import label_scores
 from .label_scores import LabelScores
-from .predictions import ImageScores, Predictions, Scored, unpack
+from .predictions import ImageScores, Predictions, Scored, unpack_predictions
 from .references import below, guesses
 
 
-def report(
+def make_result(
     task: Task,
     *,
     protocol: str,
@@ -82,20 +82,20 @@ class Packed(Protocol):
 
 @dataclass(frozen=True)
 class ScoredFiles:
-    """Writes a result with what was said of every image, as `write` does."""
+    """Writes a result with what was said of every image, as `write_result` does."""
 
     scored: Packed
 
     def __call__(self, result: Result, file: Path) -> list[Path]:
         """The files, JSON first."""
-        return write(result, self.scored, file)
+        return write_result(result, self.scored, file)
 
 
-def write(result: Result, scored: Packed, file: Path) -> list[Path]:
+def write_result(result: Result, scored: Packed, file: Path) -> list[Path]:
     """Write a result's files; rank 0 does, for all.
 
     Args:
-        result: what `report` made, perhaps with more figures.
+        result: what `make_result` made, perhaps with more figures.
         scored: what it was made of.
         file: FILE.json. FILE.npz with the guesses or scores of all images is put beside it (sets of labels:
             FILE.safetensors), and FILE.confusion.png where classes were guessed, or the protocol's own picture.
@@ -121,8 +121,8 @@ def _write(result: Result, scored: Packed, file: Path) -> list[Path]:
     return [file, arrays] if drawn is None else [file, arrays, picture]
 
 
-def read(file: Path) -> tuple[Result, Predictions | ImageScores]:
-    """Read what `write` wrote of images with one label.
+def read_result(file: Path) -> tuple[Result, Predictions | ImageScores]:
+    """Read what `write_result` wrote of images with one label.
 
     Raises:
         UserError: it is no such file, or its predictions are missing or not its own.
@@ -132,12 +132,12 @@ def read(file: Path) -> tuple[Result, Predictions | ImageScores]:
 
 
 def paired_beside(result: Result, file: Path) -> Paired:
-    """What stands beside a result's FILE.json, of images with one label or several. Raises UserError as `read` does."""
+    """The predictions beside FILE.json, of images with one label or several. Raises UserError as `read_result` does."""
     if not (result.predictions and result.predictions["file"].endswith(LabelScores.suffix)):
         return _scored_beside(result, file)
     place, packed = bytes_beside(result, file, what="scores")
     try:
-        return label_scores.unpack(packed)
+        return label_scores.unpack_label_scores(packed)
     except ValueError as error:
         raise UserError(f"{place} holds no scores ({error}): evaluate again") from None
 
@@ -147,7 +147,7 @@ def _scored_beside(result: Result, file: Path) -> Predictions | ImageScores:
         raise UserError(f"{file} is of protocol {result.protocol}, which saves no score for each image: name another")
     arrays, packed = bytes_beside(result, file, what="predictions")
     try:
-        return unpack(packed)
+        return unpack_predictions(packed)
     except npy.DAMAGE as error:
         raise UserError(f"{arrays} holds no predictions ({type(error).__name__}: {error}): evaluate again") from None
 

@@ -19,7 +19,7 @@ from ..published.claim import Claim
 from ..shell import Shell
 from . import tables
 from .options import ReproduceOptions
-from .runs import EvaluationRun, claims_of, plan
+from .runs import EvaluationRun, claims_of, plan_runs
 from .verdicts import Verdict, Word, judge, other_images
 
 
@@ -34,7 +34,7 @@ def reproduce(options: ReproduceOptions, shell: Shell, device: torch.device) -> 
     """
     reporter = shell.reporter
     if not (options.listed or shell.dry_run):
-        verdicts = check(options, device, reporter, results=shell.out)
+        verdicts = check_claims(options, device, reporter, results=shell.out)
         if is_rank0():
             tables.verdicts(verdicts, reporter, as_json=shell.json)
         return {verdict.word for verdict in verdicts}
@@ -49,7 +49,7 @@ def reproduce(options: ReproduceOptions, shell: Shell, device: torch.device) -> 
     return set()
 
 
-def check(
+def check_claims(
     options: ReproduceOptions, device: torch.device, reporter: Reporter, *, results: Path | None = None
 ) -> list[Verdict]:
     """Measure what the options of `excb-eval reproduce` name, and judge it; all ranks call this.
@@ -68,7 +68,7 @@ def check(
 def _planned(options: ReproduceOptions) -> tuple[list[Claim], list[EvaluationRun], list[Verdict]]:
     """The claims that are asked for, the runs that answer them, and verdicts of those that cannot be checked."""
     claims = claims_of(options)
-    runs, verdicts = plan(claims, options.ckpt)
+    runs, verdicts = plan_runs(claims, options.ckpt)
     runs = [] if options.status == "cannot" else runs
     verdicts = [] if options.status == "runnable" else verdicts
     return claims, runs, verdicts

@@ -25,7 +25,7 @@ def network_cost(architecture: Architecture, side: int) -> tuple[int, int]:
     return counter.get_total_flops(), sum(parameter.numel() for parameter in network.parameters())
 
 
-def describe(claim: Claim, row: Checkpoint) -> list[str]:
+def describe_cost(claim: Claim, row: Checkpoint) -> list[str]:
     """One line each for the download, the images and the work of checking a claim on a row of the catalogue."""
     flops, parameters = network_cost(row.architecture, row.preprocessing.crop)
     data, protocol = claim.data, claim.protocol

@@ -80,7 +80,7 @@ def _names(claim: Claim, filtered: str) -> list[str]:
     return [claim.table if filtered == "table" else claim.method]
 
 
-def plan(claims: Sequence[Claim], checkpoint: str | None) -> tuple[list[EvaluationRun], list[Verdict]]:
+def plan_runs(claims: Sequence[Claim], checkpoint: str | None) -> tuple[list[EvaluationRun], list[Verdict]]:
     """The runs that answer claims, each once, and verdicts of the claims that cannot be checked.
 
     Raises:

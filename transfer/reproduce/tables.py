@@ -7,7 +7,7 @@ from excb.console import Reporter
 from excb.hub.catalogue import find
 
 from ..published.claim import Claim
-from .costs import describe
+from .costs import describe_cost
 from .runs import EvaluationRun
 from .verdicts import Verdict
 
@@ -80,10 +80,10 @@ def _costs(run: EvaluationRun) -> list[str]:
     """What a run takes. A checkpoint outside the catalogue is the user's own, and costs what the claim's costs."""
     claim = run.claims[0]
     if (row := find(run.subject)) is not None:
-        return describe(claim, row)
+        return describe_cost(claim, row)
     usual = find(claim.checkpoint)
     assert usual is not None
-    return [f"download: nothing, {run.subject} is your own", *describe(claim, usual)[1:]]
+    return [f"download: nothing, {run.subject} is your own", *describe_cost(claim, usual)[1:]]
 
 
 def _differences(run: EvaluationRun) -> list[str]:

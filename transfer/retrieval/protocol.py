@@ -14,7 +14,7 @@ from excb.results.result import Result, interval_text
 
 from ..protocol import Measurement
 from ..reporting.predictions import ImageScores
-from ..reporting.report import ScoredFiles, report
+from ..reporting.report import ScoredFiles, make_result
 from ..task import Task
 from .options import RetrievalOptions
 from .ranking import average_precision, r_precision, recall_at, relevant_ranks
@@ -69,7 +69,7 @@ def measure(task: Task, options: RetrievalOptions, reporter: Reporter) -> Measur
     require(without < len(queries), f"no test image has another of its class among the {gallery} images to retrieve")
     scored = ImageScores.of(task, dict(zip(MEASURES, whole, strict=True)))
     note = f"{without} of {len(queries)} test images have no image of their class in the gallery and do not count"
-    result = report(
+    result = make_result(
         task,
         protocol="retrieval",
         settings={"gallery": gallery, "similarity": "cosine", "ranking": "whole gallery", "recall_at": list(KS)},

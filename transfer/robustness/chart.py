@@ -26,7 +26,7 @@ def curves_of(figures: Mapping[str, float]) -> Curves:
     return curves if len(curves) > 1 else {}
 
 
-def draw(results: Mapping[str, Curves], references: Mapping[str, float] | None = None) -> "Figure":
+def draw_robustness(results: Mapping[str, Curves], references: Mapping[str, float] | None = None) -> "Figure":
     """A panel for the mean and one for every corruption.
 
     Args:

@@ -24,9 +24,9 @@ from ..probes.penalty import fits_of
 from ..protocol import Measurement
 from ..reporting.predictions import ImageScores
 from ..reporting.references import below
-from ..reporting.report import ScoredFiles, report
+from ..reporting.report import ScoredFiles, make_result
 from ..task import Task
-from .chart import curves_of, draw
+from .chart import curves_of, draw_robustness
 from .head import Head, fit_head
 from .metrics import (
     Answers,
@@ -66,11 +66,11 @@ class RobustnessScores(ImageScores):
 
         means = {name: 100 * float(each.nanmean()) for name, each in self.values.items()}
         curves = curves_of(means)
-        return figure_bytes(draw({"": curves})) if curves else None
+        return figure_bytes(draw_robustness({"": curves})) if curves else None
 
 
 @dataclass(frozen=True)
-class Measured:
+class RobustnessMeasurements:
     """The head's answers."""
 
     head: Head
@@ -133,7 +133,7 @@ def measure(task: Task, options: RobustnessOptions, reporter: Reporter) -> Measu
         "chosen": {"l2": measured.head.l2},
         "sweep": measured.head.sweep,
     }
-    result = report(
+    result = make_result(
         ready.task,
         protocol="robustness",
         settings=settings,
@@ -147,7 +147,7 @@ def measure(task: Task, options: RobustnessOptions, reporter: Reporter) -> Measu
     return Measurement(result, scored, partial(_show, ready, result), ScoredFiles(scored))
 
 
-def head_answers(ready: Ready, reporter: Reporter) -> Measured:
+def head_answers(ready: Ready, reporter: Reporter) -> RobustnessMeasurements:
     """Fit the head, and let it answer for all test images; all ranks call this."""
     task, options, severities = ready.task, ready.options, ready.options.ascending_severities
     rows, labels = task.features(task.train, "train", reporter)
@@ -167,10 +167,12 @@ def head_answers(ready: Ready, reporter: Reporter) -> Measured:
         for turn, severity in enumerate(severities):
             answers = head.logits(corrupted[turn :: len(severities)])
             cells[name, severity] = Answers.of(answers, ready.right)
-    return Measured(head, clean, cells, logits)
+    return RobustnessMeasurements(head, clean, cells, logits)
 
 
-def _scores(ready: Ready, measured: Measured, reference: Reference | None, notes: list[str]) -> RobustnessScores:
+def _scores(
+    ready: Ready, measured: RobustnessMeasurements, reference: Reference | None, notes: list[str]
+) -> RobustnessScores:
     """Every figure that is a mean over the test images."""
     clean, scores = measured.clean.hits.double(), dict[str, Tensor]()
     if measured.cells:
@@ -190,7 +192,9 @@ def _scores(ready: Ready, measured: Measured, reference: Reference | None, notes
     return RobustnessScores.of(ready.task, scores)
 
 
-def _relative_to(reference: Reference, measured: Measured, clean: Tensor, notes: list[str]) -> dict[str, Tensor]:
+def _relative_to(
+    reference: Reference, measured: RobustnessMeasurements, clean: Tensor, notes: list[str]
+) -> dict[str, Tensor]:
     hits = {name: measured.hits(name) for name in measured.averaged}
     if lacking := [name for name in hits if reference.corrupted.get(name, 0.0) <= 0]:
         notes.append(f"no mCE: {reference.name} has no error under {', '.join(lacking)} to compare with")
@@ -202,7 +206,7 @@ def _relative_to(reference: Reference, measured: Measured, clean: Tensor, notes:
     return scores | {RELATIVE_MCE: relative_corruption_error(hits, clean, reference)}
 
 
-def _with_means(result: Result, measured: Measured) -> Result:
+def _with_means(result: Result, measured: RobustnessMeasurements) -> Result:
     """The result with figures that are no means over images: calibration errors and the relative drop."""
     figures = {CALIBRATION.format("clean"): calibration_error(measured.clean)}
     intervals = dict(result.intervals)
@@ -217,7 +221,7 @@ def _with_means(result: Result, measured: Measured) -> Result:
     return replace(result, figures=result.figures | rounded, intervals=intervals)
 
 
-def _with_other_sets(result: Result, ready: Ready, measured: Measured, reporter: Reporter) -> Result:
+def _with_other_sets(result: Result, ready: Ready, measured: RobustnessMeasurements, reporter: Reporter) -> Result:
     """The result with the figures of other sets beside those of the clean test images of the same classes."""
     figures, intervals, data = dict(result.figures), dict(result.intervals), dict(result.data)
     notes = list(result.notes)

@@ -53,7 +53,7 @@ def _work(given: list[Any], shell: Shell, device: "torch.device") -> int:
     for one in contenders:
         reporter.note(f"{one.name}:")
         steps = [step for step in one.steps if not step.skipped]
-        outcomes[one.name] = suite.evaluate(steps, out / one.folder, one.run, reporter, what="sets")
+        outcomes[one.name] = suite.run_suite(steps, out / one.folder, one.run, reporter, what="sets")
     run_on_rank0(lambda: _report(contenders, outcomes, sets, shell))
     if failed := next((one for each in outcomes.values() for one in each if one.failed), None):
         raise UserError.on_all_ranks(f"{failed.step.title} could not be measured: {failed.failed}")
@@ -95,11 +95,11 @@ def _contenders(options: SetsOptions, sets: "Sets", device: "torch.device") -> "
 
 
 def _show_plan(contenders: "Sequence[Contender]", shell: Shell) -> None:
-    from ..every.suite import plan
+    from ..every.suite import plan_suite
 
     reporter, out = shell.reporter, shell.out
 
-    plans = {one.name: plan(one.steps, None if out is None else out / one.folder) for one in contenders}
+    plans = {one.name: plan_suite(one.steps, None if out is None else out / one.folder) for one in contenders}
     if shell.json:
         reporter.answer(json.dumps({"plans": plans}, indent=2, ensure_ascii=False))
         return

@@ -72,7 +72,7 @@ class SetMeasurements:
         return buffer.getvalue()
 
 
-def unpack(packed: bytes) -> tuple[np.ndarray, dict[str, np.ndarray]]:
+def unpack_answers(packed: bytes) -> tuple[np.ndarray, dict[str, np.ndarray]]:
     """Targets and answers that `SetMeasurements.pack` packed.
 
     Raises:

@@ -26,7 +26,7 @@ from excb.version import __version__
 from ..every.suite import RunStep, Step, common
 from ..task import Task
 from .choosing import OpenSet
-from .heads import SetMeasurements, Options, measure, unpack
+from .heads import Options, SetMeasurements, measure, unpack_answers
 
 COMMAND = "sets"
 REFERENCES = "references"  # folder of what is no checkpoint
@@ -199,7 +199,7 @@ def answers_of(result: Result, file: Path) -> tuple[Any, dict[str, Any]]:
     try:
         packed = arrays.read_bytes()
         if hashlib.sha256(packed).hexdigest() == result.predictions["sha256"]:
-            return unpack(packed)
+            return unpack_answers(packed)
     except npy.DAMAGE:
         pass  # reported below
     raise UserError(f"{arrays} does not hold the answers of {file}: remove {file} to measure it again")

@@ -11,7 +11,7 @@ from excb.results.result import folder_name
 from ..pages.frame import Figure, data_address, render_page
 from ..protocols import title
 from .chart import draw_watch
-from .setup import command
+from .setup import command_text
 from .state import WatchState, steps_in_words
 
 PAGE = "watch.html"
@@ -21,7 +21,7 @@ _NOTES = 6  # that the page shows, of all checkpoints
 def render_watch(state: WatchState, *, refresh: int | None, now: datetime | None = None) -> str:
     """The page as HTML."""
     drawn, test, best = draw_watch(state), state.setup["test"], state.pointer
-    words, written = command(state.setup), now or datetime.now(UTC)
+    words, written = command_text(state.setup), now or datetime.now(UTC)
     again = f"It loads itself again every {refresh} s." if refresh else "The watch has ended."
     return render_page(
         "watch",

@@ -95,14 +95,14 @@ def difference(old: Mapping[str, Any], new: Mapping[str, Any]) -> str:
     """What keeps two setups apart, in words; empty where they are the same."""
     if old.get("run") != new["run"]:
         return f"of the run {old.get('run')}, now {new['run']}"
-    before, now = command(old), command(new)
+    before, now = command_text(old), command_text(new)
     if before != now:
         return f"of `{before}`, now `{now}`"
     parts = [part for part in ("train", "test") if _identity(old.get(part)) != _identity(new[part])]
     return "; ".join(f"on other {part} images: {_images(old.get(part))}, now {_images(new[part])}" for part in parts)
 
 
-def command(setup: Mapping[str, Any]) -> str:
+def command_text(setup: Mapping[str, Any]) -> str:
     """The protocol as one types it after `excb-eval`, without checkpoint and images."""
     words, options = [str(setup.get("protocol"))], setup.get("options")
     for name, value in sorted(options.items()) if isinstance(options, dict) else []:

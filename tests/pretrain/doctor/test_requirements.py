@@ -40,7 +40,7 @@ def test_the_size_of_a_checkpoint(overrides: tuple[str, ...]) -> None:
 def test_heads_for_teachers_are_part_of_a_checkpoint_and_of_a_step(tmp_path: Path) -> None:
     teacher = taught.write_teacher(tmp_path, taught.CONV)
     small = taught.recipe(f"distil.teachers={teacher}", "distil.hidden=2000", "distil.statistics=whitened")
-    teachers = frozen_teachers.load_teachers(small)
+    teachers = frozen_teachers.frozen_teachers_of(small)
     trainer = build_trainer(small, CPU, teachers)
     trainer.step(random_batch(small, 8), 0)
     stream = io.BytesIO()
@@ -51,7 +51,7 @@ def test_heads_for_teachers_are_part_of_a_checkpoint_and_of_a_step(tmp_path: Pat
 
 def test_a_teacher_whose_pass_does_not_fit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     small = taught.recipe(f"distil.teachers={taught.write_teacher(tmp_path, taught.CONV)}")
-    teachers = frozen_teachers.load_teachers(small)
+    teachers = frozen_teachers.frozen_teachers_of(small)
     need = frozen_teachers.pass_memory(small, teachers)
     monkeypatch.setattr(requirements, "step_memory", lambda *_: SimpleNamespace(total=0))
     for free, verdict in ((need, "ok"), (need - 1, "error")):

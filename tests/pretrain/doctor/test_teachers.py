@@ -22,7 +22,7 @@ def teacher(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 def check(*values: str, images: int = 100) -> dict[str, Finding]:
     recipe = taught.recipe(*values)
-    findings = check_teachers(recipe, images, lambda: frozen_teachers.load_teachers(recipe))
+    findings = check_teachers(recipe, images, lambda: frozen_teachers.frozen_teachers_of(recipe))
     return {finding.name: finding for finding in findings}
 
 

@@ -153,7 +153,7 @@ def test_what_list_says_of_cost_is_what_plan_counts(name: str) -> None:
 def test_what_list_says_of_a_student_is_what_plan_counts(tmp_path: Path) -> None:
     wide = {"backbone": "conv4", "options": {"widths": [4, 4, 4, 1280]}}  # as MobileNetV2's features
     recipe = apply(find_recipe("distil"), [f"distil.teachers={taught.write_teacher(tmp_path, wide)}"])
-    counted = count(recipe, frozen_teachers.load_teachers(recipe)).flops.image
+    counted = count(recipe, frozen_teachers.frozen_teachers_of(recipe)).flops.image
     assert about("distil").gflop == pytest.approx(counted / 1e9, rel=0.01)
 
 

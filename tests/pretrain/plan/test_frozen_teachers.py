@@ -52,7 +52,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
 
 def with_teachers(files: list[str], *values: str, model: dict[str, Any] = taught.CONV) -> tuple[Recipe, list[Teacher]]:
     recipe = taught.recipe(f"distil.teachers={','.join(files)}", *values, model=model)
-    return recipe, frozen_teachers.load_teachers(recipe)
+    return recipe, frozen_teachers.frozen_teachers_of(recipe)
 
 
 def views_of(recipe: Recipe, images: int) -> list[Tensor]:

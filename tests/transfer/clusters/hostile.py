@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 
 from excb.images.image_set import ImageSet
-from excb.transfer.clusters.assignment import Assignment
+from excb.transfer.clusters.assignment import ClusterAssignment
 from tests.transfer.labelled_images import write_folder
 
 CLASSES = (
@@ -28,7 +28,7 @@ NAMES = (
 )
 
 
-def hostile_set(folder: Path) -> tuple[ImageSet, Assignment]:
+def hostile_set(folder: Path) -> tuple[ImageSet, ClusterAssignment]:
     """Fourteen images that can be opened, in ten clusters of which the last four are empty."""
     write_folder(folder, each=2)
     files = sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*.*"))
@@ -42,4 +42,4 @@ def hostile_set(folder: Path) -> tuple[ImageSet, Assignment]:
     first = np.array([0, 0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 3, 4, 5])
     random = np.random.default_rng(0)
     similarity, margin = random.random((2, 14)).astype(np.float32)
-    return images, Assignment(10, first, (first + 1) % 10, similarity, margin)
+    return images, ClusterAssignment(10, first, (first + 1) % 10, similarity, margin)

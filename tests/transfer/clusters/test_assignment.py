@@ -12,7 +12,7 @@ from excb.heads import MLP
 from excb.hub.trained_heads import NetworkHeads
 from excb.method import CentroidLayer
 from excb.transfer.clusters import assignment
-from excb.transfer.clusters.assignment import assign, neighbours
+from excb.transfer.clusters.assignment import assign_clusters, neighbours
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -51,7 +51,7 @@ def test_assignments_are_those_of_a_loop(monkeypatch: pytest.MonkeyPatch, tile: 
     heads, rows = random_heads(20, gain=gain), torch.randn(57, 10)
     expected = naive(heads, rows)
     counts: list[int] = []
-    found = assign(heads, CachedFeatures([rows[:40].numpy(), rows[40:].numpy()]), progress=counts.append)
+    found = assign_clusters(heads, CachedFeatures([rows[:40].numpy(), rows[40:].numpy()]), progress=counts.append)
     best, order = expected.sort(dim=1, descending=True)
     np.testing.assert_array_equal(found.first, order[:, 0])
     np.testing.assert_array_equal(found.second, order[:, 1])
@@ -65,7 +65,7 @@ def test_assignments_are_those_of_a_loop(monkeypatch: pytest.MonkeyPatch, tile: 
 
 def test_a_single_cluster_is_refused() -> None:
     with pytest.raises(UserError, match="one cluster only"):
-        assign(random_heads(1), CachedFeatures([np.zeros((2, 10), np.float32)]))
+        assign_clusters(random_heads(1), CachedFeatures([np.zeros((2, 10), np.float32)]))
 
 
 @pytest.mark.parametrize("tile", [2**24, 100, 1])

@@ -14,7 +14,7 @@ from torch.nn import functional as F
 
 from excb.images.image_set import ImageSet
 from excb.transfer.clusters import atlas, exemplars
-from excb.transfer.clusters.assignment import Assignment, neighbours
+from excb.transfer.clusters.assignment import ClusterAssignment, neighbours
 from excb.transfer.clusters.statistics import label_figures, sizes_figures
 from tests.browser import Page, chromium
 from tests.transfer.clusters.hostile import CLASSES, hostile_set
@@ -22,11 +22,11 @@ from tests.transfer.clusters.hostile import CLASSES, hostile_set
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 
-def shown(images: ImageSet, assignment: Assignment, *, most: int = 3, budget: int = 10**9) -> dict[str, Any]:
+def shown(images: ImageSet, assignment: ClusterAssignment, *, most: int = 3, budget: int = 10**9) -> dict[str, Any]:
     centroids = F.normalize(torch.randn(assignment.clusters, 4, generator=torch.Generator().manual_seed(0)), dim=1)
     centroids[8] = centroids[2].clone()
     near = neighbours(centroids, most=3, threshold=0.99)
-    nearest, border = exemplars.choose(assignment, most)
+    nearest, border = exemplars.choose_exemplars(assignment, most)
     wanted = list(exemplars.in_turn(nearest, border, assignment.sizes))
     pictures = exemplars.pictures(images, wanted, budget=budget)
     figures = sizes_figures(assignment.sizes) | {"duplicate_pairs": near.pairs, "duplicate_clusters": 2}
@@ -218,7 +218,7 @@ def test_many_clusters_without_labels_come_a_page_at_a_time(page: Page, tmp_path
         assignment,
         plain,
         near,
-        atlas.Exemplars(*exemplars.choose(assignment, 3), {}),
+        atlas.Exemplars(*exemplars.choose_exemplars(assignment, 3), {}),
         figures=sizes_figures(assignment.sizes) | {"duplicate_pairs": 0, "duplicate_clusters": 0},
         heading={"checkpoint": "many", "data": "few"},
     )

@@ -8,8 +8,8 @@ import numpy as np
 from PIL import Image
 
 from excb.images.scanning import scan_folder
-from excb.transfer.clusters.assignment import Assignment
-from excb.transfer.clusters.exemplars import SIDE, choose, in_turn, jpeg, pictures
+from excb.transfer.clusters.assignment import ClusterAssignment
+from excb.transfer.clusters.exemplars import SIDE, choose_exemplars, in_turn, jpeg, pictures
 from tests.transfer.labelled_images import write_folder
 
 
@@ -17,7 +17,7 @@ def test_exemplars_are_the_nearest_and_of_the_rest_those_at_the_border() -> None
     random = np.random.default_rng(3)
     first = random.integers(0, 6, 90) * 2  # every other cluster is empty, and so are the last ones
     similarity, margin = random.random((2, 90)).astype(np.float32)
-    nearest, border = choose(Assignment(15, first, first, similarity, margin), 4)
+    nearest, border = choose_exemplars(ClusterAssignment(15, first, first, similarity, margin), 4)
     for cluster in range(15):
         members = np.flatnonzero(first == cluster)
         expected = sorted(members, key=lambda image: -similarity[image])[:4]

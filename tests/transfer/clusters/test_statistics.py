@@ -8,13 +8,13 @@ import pytest
 from sklearn.metrics import normalized_mutual_info_score
 from sklearn.metrics.cluster import contingency_matrix
 
-from excb.transfer.clusters.assignment import Assignment
+from excb.transfer.clusters.assignment import ClusterAssignment
 from excb.transfer.clusters.statistics import LabelCounts, label_figures, sizes_figures
 
 
-def assigned(clusters: int, first: np.ndarray) -> Assignment:
+def assigned(clusters: int, first: np.ndarray) -> ClusterAssignment:
     nothing = np.zeros(len(first), np.float32)
-    return Assignment(clusters, first, (first + 1) % clusters, nothing, nothing)
+    return ClusterAssignment(clusters, first, (first + 1) % clusters, nothing, nothing)
 
 
 def test_figures_of_sizes() -> None:

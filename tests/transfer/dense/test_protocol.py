@@ -24,7 +24,7 @@ from excb.transfer.dense.patches.views import nearest
 from excb.transfer.dense.pictures import colours
 from excb.transfer.dense.record import DENSE
 from excb.transfer.dense.setup import DenseTask
-from excb.transfer.leaderboard.submission import check
+from excb.transfer.leaderboard.submission import check_result
 from excb.transfer.options import OwnSetOptions
 from excb.transfer.protocol import Measurement
 from excb.transfer.protocols import kind_of
@@ -191,7 +191,7 @@ def test_areas_give_the_figures_again(place: Path, tmp_path: Path) -> None:
         assert Areas(*table).miou() == pytest.approx(result.figures[f"dense_{head}_miou"], abs=1e-3)
     with Image.open(tmp_path / "mine.masks.png") as sheet:
         assert sheet.width > 5 * 200  # the image, its mask and three predictions
-    check(file)
+    check_result(file)
 
 
 def test_results_are_compared_image_by_image(place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

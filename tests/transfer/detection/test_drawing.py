@@ -13,7 +13,7 @@ from excb.errors import UserError
 from excb.transfer.coco.annotations import CocoSet
 from excb.transfer.coco.reading import open_coco
 from excb.transfer.coco.scoring import as_results
-from excb.transfer.detection.drawing import FEW, LEAST, MOST, colour, draw, sheet, write_pictures
+from excb.transfer.detection.drawing import FEW, LEAST, MOST, colour, draw_detections, sheet, write_pictures
 from tests.transfer.tiny_coco import write_coco
 
 pytest.importorskip("pycocotools")
@@ -38,7 +38,9 @@ def result(images: CocoSet, *, box: tuple[int, int, int, int], label: int, score
 def test_masks_boxes_and_labels_are_where_they_belong(val: CocoSet) -> None:
     grey = Image.new("RGB", (SIDE, SIDE), (100, 100, 100))
     shown = result(val, box=(20, 40, 120, 140), label=1, score=0.876)
-    pixels = np.asarray(draw(grey, [shown, result(val, box=(130, 10, 190, 60), label=0, score=LEAST - 0.01)], val))
+    pixels = np.asarray(
+        draw_detections(grey, [shown, result(val, box=(130, 10, 190, 60), label=0, score=LEAST - 0.01)], val)
+    )
     assert np.asarray(grey).std() == 0  # the image itself is left alone
     shade = np.array(colour(1))
     np.testing.assert_array_equal(pixels[100, 70], (100 + shade) // 2)
@@ -57,20 +59,20 @@ def test_unsure_detections_are_shown_where_there_are_no_others(val: CocoSet) -> 
     grey = Image.new("RGB", (SIDE, SIDE), (100, 100, 100))
     places = [(10 + 20 * number, 10, 60 + 20 * number, 100) for number in range(6)]
     results = [result(val, box=box, label=0, score=0.05 * number) for number, box in enumerate(places)]
-    assert draw(grey, results, val) == draw(grey, results[-FEW:], val)
-    assert draw(grey, results, val) != draw(grey, results[-FEW + 1 :], val)
+    assert draw_detections(grey, results, val) == draw_detections(grey, results[-FEW:], val)
+    assert draw_detections(grey, results, val) != draw_detections(grey, results[-FEW + 1 :], val)
     sure = [
         result(val, box=(0, 0, 100, 100), label=number % 3, score=0.99 - number / 100) for number in range(MOST + 5)
     ]
-    assert draw(grey, sure, val) == draw(grey, sure[:MOST], val)
-    assert draw(grey, [], val) == grey
+    assert draw_detections(grey, sure, val) == draw_detections(grey, sure[:MOST], val)
+    assert draw_detections(grey, [], val) == grey
 
 
 def test_the_best_detection_lies_on_top(val: CocoSet) -> None:
     grey = Image.new("RGB", (SIDE, SIDE), (100, 100, 100))
     pair = [result(val, box=(20, 40, 120, 140), label=label, score=score) for label, score in ((0, 0.9), (2, 0.8))]
-    assert draw(grey, pair, val).getpixel((20, 100)) == colour(0)
-    assert draw(grey, pair[::-1], val).getpixel((20, 100)) == colour(0)
+    assert draw_detections(grey, pair, val).getpixel((20, 100)) == colour(0)
+    assert draw_detections(grey, pair[::-1], val).getpixel((20, 100)) == colour(0)
 
 
 def test_names_of_any_script_are_drawn(val: CocoSet) -> None:
@@ -78,7 +80,7 @@ def test_names_of_any_script_are_drawn(val: CocoSet) -> None:
     named = replace(val, classes=("ёж", "猫\n犬", "a" * 300))
     for label in range(3):
         shown = result(val, box=(0, 0, SIDE, SIDE), label=label, score=0.9)
-        assert draw(grey, [shown], named) != grey
+        assert draw_detections(grey, [shown], named) != grey
 
 
 def test_colours_differ_and_are_bright() -> None:
@@ -105,7 +107,7 @@ def test_files_of_a_run(val: CocoSet, tmp_path: Path) -> None:
     assert files == [tmp_path / "pictures" / f"{number}.png" for number in chosen] + [tmp_path / "pictures/sheet.png"]
     assert sorted((tmp_path / "pictures").iterdir()) == sorted(files)
     with Image.open(files[0]) as picture:
-        assert picture.convert("RGB") == draw(val.open(0), results, val)
+        assert picture.convert("RGB") == draw_detections(val.open(0), results, val)
     with Image.open(files[1]) as picture:
         assert np.array_equal(np.asarray(picture.convert("RGB")), np.asarray(val.open(3)))
     few = write_pictures(val.subset([2, 5]), [], tmp_path / "few", number=8)

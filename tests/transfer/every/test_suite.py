@@ -143,9 +143,9 @@ def two_steps(**depends_on: Any) -> list[Step]:
 
 def test_what_fails_does_not_stop_the_others_and_is_tried_again(tmp_path: Path) -> None:
     first, second = Runner("semisup"), Runner()
-    outcomes = suite.evaluate(two_steps(), tmp_path, first, QUIET)
+    outcomes = suite.run_suite(two_steps(), tmp_path, first, QUIET)
     assert [(one.failed, one.result is not None) for one in outcomes] == [("no semisup today", False), ("", True)]
-    outcomes = suite.evaluate(two_steps(), tmp_path, second, QUIET)
+    outcomes = suite.run_suite(two_steps(), tmp_path, second, QUIET)
     assert (first.made, second.made) == (["semisup", "knn"], ["semisup"])
     assert [one.before for one in outcomes] == [False, True]
 
@@ -153,7 +153,7 @@ def test_what_fails_does_not_stop_the_others_and_is_tried_again(tmp_path: Path) 
 def test_figures_without_an_interval_are_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     found = replace(result({"bbox_AP": 31.25}, protocol="detection"), intervals={})
     outcomes = [Outcome(Step("detection", "Detection", []), tmp_path / "detection.json", found)]
-    suite_cli.report(outcomes, tmp_path, QUIET, as_json=False)
+    suite_cli.write_report(outcomes, tmp_path, QUIET, as_json=False)
     assert "bbox_AP    31.25" in capsys.readouterr().out
 
 
@@ -166,12 +166,12 @@ def test_figures_without_an_interval_are_told(tmp_path: Path, capsys: pytest.Cap
     ],
 )
 def test_a_change_is_noticed(change: dict[str, Any], why: str, tmp_path: Path) -> None:
-    suite.evaluate(two_steps(), tmp_path, Runner(), QUIET)
+    suite.run_suite(two_steps(), tmp_path, Runner(), QUIET)
     again = Runner()
     changed = two_steps(**change)
     assert [suite.finished(step, tmp_path) for step in changed] == [(False, why)] * 2
     assert state_of(changed[0], tmp_path) != state_of(two_steps()[0], tmp_path)
-    suite.evaluate(changed, tmp_path, again, QUIET)
+    suite.run_suite(changed, tmp_path, again, QUIET)
     assert again.made == ["semisup", "knn"]
 
 
@@ -206,13 +206,13 @@ def test_a_frozen_head_keeps_no_state(tmp_path: Path) -> None:
 def test_folders_of_earlier_versions_go_on(before: list[str], now: list[str], same: bool, tmp_path: Path) -> None:
     """They wrote every option of a step, also those that are the default."""
     step = Step("one", "One", before, {"weights": "a"})
-    suite.evaluate([step], tmp_path, Runner(), QUIET)
+    suite.run_suite([step], tmp_path, Runner(), QUIET)
     assert suite.finished(replace(step, words=now), tmp_path) == (same, "" if same else "its settings changed")
 
 
 def test_other_settings_and_changed_files_are_noticed(tmp_path: Path) -> None:
     (step, *_) = two_steps()
-    suite.evaluate([step], tmp_path, Runner(), QUIET)
+    suite.run_suite([step], tmp_path, Runner(), QUIET)
     assert suite.finished(replace(step, words=["semisup", "--percent", "1", "--seeds", "1"]), tmp_path) == (
         False,
         "its settings changed",
@@ -246,7 +246,7 @@ def test_detection_where_images_and_network_fit(
 
 
 def test_the_report_shows_any_name_as_text(tmp_path: Path) -> None:
-    page = render_report(suite.evaluate(two_steps(), tmp_path, Runner("semisup"), QUIET))
+    page = render_report(suite.run_suite(two_steps(), tmp_path, Runner("semisup"), QUIET))
     assert "<img src=x" not in page
     assert "&lt;/script&gt;&lt;img src=x" in page
     assert "no semisup today" in page
@@ -269,7 +269,7 @@ def test_headline_confusions_and_classes_are_of_the_same_k(tmp_path: Path) -> No
 @pytest.mark.browser
 def test_the_report_in_a_browser_fits_a_phone_and_runs_nothing(tmp_path: Path) -> None:
     file = tmp_path / "report.html"
-    file.write_text(render_report(suite.evaluate(two_steps(), tmp_path, Runner("semisup"), QUIET)), encoding="utf-8")
+    file.write_text(render_report(suite.run_suite(two_steps(), tmp_path, Runner("semisup"), QUIET)), encoding="utf-8")
     with chromium() as page:
         page.size(360, 740, phone=True)
         page.open(file)

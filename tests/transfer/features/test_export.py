@@ -11,7 +11,7 @@ from excb.console import Reporter
 from excb.errors import UserError
 from excb.features import cache
 from excb.features.extraction import Extraction
-from excb.transfer.features.export import describe, export, plan
+from excb.transfer.features.export import describe_plan, export, plan_features
 from excb.transfer.task import Task
 from tests.run_files import tiny_recipe, write_run
 from tests.transfer.labelled_images import CLASSES, changed, features_by_loop, write_folder
@@ -65,34 +65,34 @@ def test_exported_file_needs_its_name(task: Task, tmp_path: Path) -> None:
 def test_plan_before_and_after(task: Task, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cache, "SHARD_BYTES", 5 * 32 * 4)
     task = replace(task, cache=tmp_path / "cache")
-    found = plan(sets_of(task), task.cache)
+    found = plan_features(sets_of(task), task.cache)
     assert found["width"] == 32
     assert found["sets"]["train"] == {"images": 14, "cached": 0, "bytes": 14 * 32 * 4}
     assert found["sets"]["test"] == {"images": 3, "cached": 0, "bytes": 3 * 32 * 4}
     assert 0 < found["seconds_per_image"] < 5
     assert found["seconds"] == pytest.approx(17 * found["seconds_per_image"])
     assert not (tmp_path / "cache").exists()
-    text = describe(found).splitlines()
+    text = describe_plan(found).splitlines()
     assert text[0] == "train: 14 images, none cached, 0.0 MiB of features"
     assert text[2].startswith("estimate: ")
     for images in (task.train, task.test):
         task.features(images, "set", QUIET)
     (cache.entries(tmp_path / "cache")[0].folder / "00000.npy").unlink()
-    assert plan(sets_of(task), task.cache)["sets"]["train"]["cached"] == 9
+    assert plan_features(sets_of(task), task.cache)["sets"]["train"]["cached"] == 9
     task.features(task.train, "train", QUIET)
-    found = plan(sets_of(task), task.cache)
+    found = plan_features(sets_of(task), task.cache)
     assert [found["sets"][name]["cached"] for name in ("train", "test")] == [14, 3]
     assert (found["seconds_per_image"], found["seconds"]) == (None, 0)
-    assert describe(found).splitlines()[2] == "no image passes through the network: all features are cached"
-    beside = plan({}, task.cache, timed=task.extraction(task.train), passes=40)
+    assert describe_plan(found).splitlines()[2] == "no image passes through the network: all features are cached"
+    beside = plan_features({}, task.cache, timed=task.extraction(task.train), passes=40)
     assert beside["seconds"] == pytest.approx(40 * beside["seconds_per_image"])
-    text = describe(beside, ["4 epochs of 10 images"]).splitlines()
+    text = describe_plan(beside, ["4 epochs of 10 images"]).splitlines()
     assert text[0] == "4 epochs of 10 images"
     assert text[1].startswith("estimate: ")
 
 
 def test_plan_without_a_cache(task: Task) -> None:
-    assert plan(sets_of(task), task.cache)["sets"]["train"]["cached"] == 0
+    assert plan_features(sets_of(task), task.cache)["sets"]["train"]["cached"] == 0
 
 
 def test_plan_names_an_unreadable_image(task: Task, tmp_path: Path) -> None:
@@ -101,4 +101,4 @@ def test_plan_names_an_unreadable_image(task: Task, tmp_path: Path) -> None:
     broken = changed(task.train, root=folder, paths=["ant/0.png"], labels=np.zeros(1, int))
     sets = sets_of(replace(task, train=broken))
     with pytest.raises(UserError, match=r"ant/0\.png cannot be read"):
-        plan(sets, task.cache)
+        plan_features(sets, task.cache)

@@ -264,7 +264,7 @@ def test_one_seed(task: Task, tmp_path: Path, capsys: pytest.CaptureFixture[str]
     cells = re.split(r"\s{2,}", capsys.readouterr().out.splitlines()[2].strip())
     assert cells[2] == "{:.1f} to {:.1f}".format(*result.intervals["semisup_10pct_top1"])
     assert cells[1] == f"{result.figures['semisup_10pct_top1']:.2f}"
-    assert report.write(result, predictions, tmp_path / "semisup.json")[0].is_file()
+    assert report.write_result(result, predictions, tmp_path / "semisup.json")[0].is_file()
     assert Result.from_json((tmp_path / "semisup.json").read_text()).figures == result.figures
 
 
@@ -282,7 +282,7 @@ def test_seeds_are_averaged(task: Task, tmp_path: Path, capsys: pytest.CaptureFi
     by_class = [result.per_class[f"semisup_1pct_top1{seed}"] for seed in ("", "_seed4", "_seed0", "_seed2")]
     for name, value in by_class[0].items():
         assert value == pytest.approx(np.mean([each[name] for each in by_class[1:]]), abs=1e-3)
-    file = report.write(result, predictions, tmp_path / "written" / "semisup.json")[0]
+    file = report.write_result(result, predictions, tmp_path / "written" / "semisup.json")[0]
     figures = compare(file, file, Reporter(quiet=True), table=False)["figures"]
     assert figures["semisup_1pct_top1"]["first"] == pytest.approx(result.figures["semisup_1pct_top1"], abs=1e-3)
     assert torch.equal(predictions.values["semisup_1pct_{}"], predictions.values["semisup_1pct_{}_seed4"])

@@ -26,9 +26,9 @@ from excb.transfer.instances.descriptors import Descriptor, Pooling
 from excb.transfer.instances.files import InstanceFiles
 from excb.transfer.instances.options import InstanceOptions
 from excb.transfer.instances.record import INSTANCES
-from excb.transfer.instances.scores import Measured
+from excb.transfer.instances.scores import InstanceMeasurements
 from excb.transfer.instances.setup import InstanceTask, _reader
-from excb.transfer.leaderboard.submission import check
+from excb.transfer.leaderboard.submission import check_result
 from excb.transfer.options import OwnSetOptions
 from excb.transfer.protocols import headline, kind_of, title
 from excb.transfer.runner import Evaluation
@@ -77,7 +77,7 @@ def task(place: Path, data: str, run: str = "run", **own: Any) -> InstanceTask:
 
 def measured(
     place: Path, data: str, run: str = "run", shared: dict[str, Any] | None = None, **own: Any
-) -> tuple[Result, Measured]:
+) -> tuple[Result, InstanceMeasurements]:
     asked = evaluation(place, data, run, shared, **own)
     made = asked.measure(asked.open(torch.device("cpu"), QUIET), QUIET)
     assert isinstance(made.write, InstanceFiles)
@@ -349,7 +349,7 @@ def test_files_are_written_and_checked(place: Path, tmp_path: Path, capsys: pyte
     assert main(command(place, "pairs", "--out", str(student), "--network", "student", "--quiet")) == 0
     names = [f"teacher{ending}" for ending in (".html", ".json", ".npz", ".pairs.csv")]
     assert sorted(file.name for file in tmp_path.glob("teacher*")) == names
-    assert check(teacher)[-1] == "1 figures recounted from 9 predictions"
+    assert check_result(teacher)[-1] == "1 figures recounted from 9 predictions"
     with (tmp_path / "teacher.pairs.csv").open(encoding="utf-8") as stream:
         rows = list(csv.DictReader(stream))
     assert len(rows) == 9 * 10
@@ -364,7 +364,7 @@ def test_files_are_written_and_checked(place: Path, tmp_path: Path, capsys: pyte
     values["intervals"]["copies_mAP"][0] -= 1
     teacher.write_text(json.dumps(values), encoding="utf-8")
     with pytest.raises(UserError, match=r"copies_mAP is .*, and its predictions give"):
-        check(teacher)
+        check_result(teacher)
 
 
 def test_junk_is_marked_on_the_page_and_the_leaderboard_has_a_table(place: Path, tmp_path: Path) -> None:
@@ -373,7 +373,7 @@ def test_junk_is_marked_on_the_page_and_the_leaderboard_has_a_table(place: Path,
     page = file.with_suffix(".html").read_text(encoding="utf-8")
     assert page.count("<b>junk") > 0
     assert not list(file.parent.glob("*.csv"))
-    assert check(file)[-1] == "12 figures recounted from 4 predictions"
+    assert check_result(file)[-1] == "12 figures recounted from 4 predictions"
     assert main(["leaderboard", str(file.parent), "--out", str(tmp_path / "board"), "--quiet"]) == 0
     text = (tmp_path / "board" / "leaderboard.md").read_text(encoding="utf-8")
     table = text.partition("## Retrieval of landmarks: ROxford and RParis")[2].partition("\n## ")[0]

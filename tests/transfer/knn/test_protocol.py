@@ -145,7 +145,7 @@ def test_the_confusion_matrix_is_of_the_figure_that_pages_show_first(
         titles.append(title)
         return b""
 
-    monkeypatch.setattr("excb.transfer.reporting.confusion.draw", draw)
+    monkeypatch.setattr("excb.transfer.reporting.confusion.draw_confusion", draw)
     for ks in ([5, 10, 20], [5, 10]):
         measured = measure(task(place), KnnOptions(k=tuple(ks), backend="torch"), Reporter(quiet=True))
         result = measured.result

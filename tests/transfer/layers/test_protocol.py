@@ -16,7 +16,7 @@ from excb.transfer.features.parts import Part, Shapes
 from excb.transfer.layers.cells import Cell, cells_of
 from excb.transfer.layers.options import LayersOptions
 from excb.transfer.layers.protocol import measure
-from excb.transfer.leaderboard.submission import check
+from excb.transfer.leaderboard.submission import check_result
 from excb.transfer.linear import protocol as linear
 from excb.transfer.linear.options import LinearOptions
 from excb.transfer.probes.rows import part_rows, shapes_of
@@ -188,7 +188,7 @@ def test_results_may_stand_in_a_leaderboard(place: Path, tmp_path: Path) -> None
     file = tmp_path / "a.json"
     assert main(command(place, "cnn", "--epochs", "1", "--untrained", "--quiet", "--out", str(file))) == 0
     assert "layers_top1" in Result.read(file).references["untrained"]
-    check(file)
+    check_result(file)
 
 
 @pytest.mark.parametrize(

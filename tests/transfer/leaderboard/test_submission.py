@@ -11,9 +11,9 @@ import torch
 from excb.errors import UserError
 from excb.results.result import Result
 from excb.transfer.inference.accuracy import accuracy_interval
-from excb.transfer.leaderboard.submission import check, submit
+from excb.transfer.leaderboard.submission import check_result, submit
 from excb.transfer.reporting.predictions import Predictions
-from excb.transfer.reporting.report import write as write_all
+from excb.transfer.reporting.report import write_result as write_all
 from tests.transfer.result_files import result, write
 
 FIGURES = {"knn_top1_k20": 50.0, "knn_top5_k20": 100.0}
@@ -21,13 +21,13 @@ FIGURES = {"knn_top1_k20": 50.0, "knn_top5_k20": 100.0}
 
 def test_a_sound_result_is_recounted(tmp_path: Path) -> None:
     found = predicted(FIGURES, tmp_path)
-    assert check(found) == [
+    assert check_result(found) == [
         "schema 2",
         f"protocol knn {read(found).protocol_hash}",
         "2 figures recounted from 6 predictions",
     ]
     found.with_name("mine.npz").unlink()
-    assert len(check(found)) == 2
+    assert len(check_result(found)) == 2
 
 
 def predicted(figures: dict[str, float], folder: Path, **changed: tuple[float, float]) -> Path:
@@ -48,13 +48,13 @@ def read(file: Path) -> Result:
 def test_a_figure_that_its_predictions_do_not_give(tmp_path: Path) -> None:
     file = predicted({"knn_top1_k20": 50.4, "knn_top5_k20": 100.0}, tmp_path)
     with pytest.raises(UserError, match=r"knn_top1_k20 is 50\.4, and its predictions give 50\.0"):
-        check(file)
+        check_result(file)
 
 
 def test_an_interval_that_its_predictions_do_not_give(tmp_path: Path) -> None:
     file = predicted(FIGURES, tmp_path, knn_top1_k20=(0.0, 100.0))  # it would bear out any claim
     with pytest.raises(UserError, match=r"knn_top1_k20 has the interval \(0\.0, 100\.0\), and its predictions give"):
-        check(file)
+        check_result(file)
 
 
 @pytest.mark.parametrize(
@@ -76,15 +76,15 @@ def test_what_is_wrong_is_named(change: dict[str, Any], message: str, tmp_path: 
     file = write(tmp_path, "mine.json", result({"knn_top1_k20": 50.0}))
     file.write_text(json.dumps(json.loads(file.read_text(encoding="utf-8")) | change), encoding="utf-8")
     with pytest.raises(UserError, match=message):
-        check(file)
+        check_result(file)
 
 
 def test_runs_that_measure_nothing(tmp_path: Path) -> None:
     smoke = result({"bbox_AP": 1.0}, protocol="detection", settings={"schedule": "smoke", "recipe": "ssl"})
     with pytest.raises(UserError, match="schedule smoke shows that the machinery works"):
-        check(write(tmp_path, "smoke.json", smoke))
+        check_result(write(tmp_path, "smoke.json", smoke))
     with pytest.raises(UserError, match="protocol 'guess' is none of this version"):
-        check(write(tmp_path, "guess.json", result({"knn_top1_k20": 1.0}, protocol="guess")))
+        check_result(write(tmp_path, "guess.json", result({"knn_top1_k20": 1.0}, protocol="guess")))
 
 
 def test_a_submission_names_no_folder_of_the_machine(tmp_path: Path) -> None:
@@ -95,7 +95,7 @@ def test_a_submission_names_no_folder_of_the_machine(tmp_path: Path) -> None:
     assert place.name == "a-b-run-semisup_10pct.json"
     assert "someone" not in place.read_text(encoding="utf-8")
     assert read(place).figures == read(file).figures
-    assert check(submit(file, tmp_path / "results")) == check(file)
+    assert check_result(submit(file, tmp_path / "results")) == check_result(file)
     other = write(
         tmp_path / "runs", "other.json", result({"semisup_10pct_top1": 51.0}, protocol="semisup", name="a/b run")
     )

@@ -23,9 +23,9 @@ from excb.transfer.linear.options import LinearOptions
 from excb.transfer.linear.protocol import measure
 from excb.transfer.probes.heads import HeadBank
 from excb.transfer.probes.logistic import Standard
-from excb.transfer.probes.recipes import PROTOCOLS, choose
+from excb.transfer.probes.recipes import PROTOCOLS, protocol_of_name
 from excb.transfer.probes.selection import held_out
-from excb.transfer.probes.training import linear_bank, scaled, train
+from excb.transfer.probes.training import linear_bank, scaled, train_heads
 from excb.transfer.reporting.predictions import Predictions
 from excb.transfer.task import Task
 from tests import forked
@@ -221,7 +221,7 @@ def test_two_classes_and_a_class_that_train_has_not(place: Path, protocol: str) 
 
 def test_schedules_are_torchs() -> None:
     for name in ("resnet", "moco"):
-        plan = choose(name)
+        plan = protocol_of_name(name)
         optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=1.0)
         schedule: Any = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, plan.epochs)
         if name == "moco":
@@ -416,9 +416,9 @@ def test_learns(place: Path) -> None:
     prepared = task(place)
     rows, labels = prepared.features(prepared.train, "train", Reporter(quiet=True))
     rows, _ = scaled(rows, rows)
-    plan = choose("fast", epochs=200)
+    plan = protocol_of_name("fast", epochs=200)
     bank = linear_bank(prepared, plan, [{"lr": 1.0, "wd": 0.0}], rows.shape[1], seed=0)
-    train(bank, rows, labels, torch.arange(len(labels)), plan, seed=0)
+    train_heads(bank, rows, labels, torch.arange(len(labels)), plan, seed=0)
     right, loss = bank.score(rows, labels)
     assert int(right[0]) > len(labels) / 2
     assert float(loss[0]) < math.log(7) / 1.5

@@ -18,7 +18,7 @@ from excb.networks.backbone import weights_hash
 from excb.results.result import Result
 from excb.transfer.reporting import confusion
 from excb.transfer.reporting.predictions import Predictions
-from excb.transfer.reporting.report import read, report, write
+from excb.transfer.reporting.report import make_result, read_result, write_result
 from excb.transfer.task import Task
 from tests.run_files import tiny_recipe, write_run
 from tests.transfer.labelled_images import write_folder
@@ -45,7 +45,7 @@ def task(tmp_path_factory: pytest.TempPathFactory) -> Task:
 
 def reported(task: Task, **values: Any) -> Result:
     given: dict[str, Any] = {"protocol": "knn", "settings": {"k": [1, 2]}, "scored": KNOWN, "seconds": 1.2345}
-    return report(task, **given | values)
+    return make_result(task, **given | values)
 
 
 def test_report_holds_the_figures_of_known_predictions(task: Task) -> None:
@@ -100,10 +100,10 @@ def test_weights_hash_moves_with_any_weight_name_type_or_shape() -> None:
 
 def test_what_was_written_is_read_again(task: Task, tmp_path: Path) -> None:
     result = reported(task)
-    files = write(result, KNOWN, tmp_path / "deep" / "knn.json")
+    files = write_result(result, KNOWN, tmp_path / "deep" / "knn.json")
     assert [file.name for file in files] == ["knn.json", "knn.npz", "knn.confusion.png"]
     assert sorted(tmp_path.glob("deep/*")) == sorted(files)
-    found, predictions = read(files[0])
+    found, predictions = read_result(files[0])
     assert isinstance(predictions, Predictions)
     digest = hashlib.sha256(files[1].read_bytes()).hexdigest()
     assert found == replace(result, predictions={"file": "knn.npz", "sha256": digest})
@@ -116,33 +116,33 @@ def test_what_was_written_is_read_again(task: Task, tmp_path: Path) -> None:
 
 
 def test_equal_predictions_make_equal_files(task: Task, tmp_path: Path) -> None:
-    files = [write(reported(task), KNOWN, tmp_path / name)[1] for name in ("a.json", "b.v2")]
+    files = [write_result(reported(task), KNOWN, tmp_path / name)[1] for name in ("a.json", "b.v2")]
     assert files[1].name == "b.v2.npz"
     assert files[0].read_bytes() == files[1].read_bytes()
 
 
 def test_files_that_do_not_belong_together_are_refused(task: Task, tmp_path: Path) -> None:
-    file, arrays, _ = write(reported(task), KNOWN, tmp_path / "a.json")
+    file, arrays, _ = write_result(reported(task), KNOWN, tmp_path / "a.json")
     arrays.write_bytes(arrays.read_bytes()[:-1])
     with pytest.raises(UserError, match=r"a\.npz does not hold the predictions of .*a\.json"):
-        read(file)
+        read_result(file)
     arrays.unlink()
     with pytest.raises(UserError, match="keep both files together"):
-        read(file)
+        read_result(file)
     file.write_text(reported(task).to_json(), encoding="utf-8")
     with pytest.raises(UserError, match="names no predictions: evaluate again with --out"):
-        read(file)
+        read_result(file)
     with pytest.raises(UserError, match=r"cannot read the result .*none\.json"):
-        read(tmp_path / "none.json")
+        read_result(tmp_path / "none.json")
 
 
 def test_json_is_written_last(task: Task, tmp_path: Path) -> None:
     (tmp_path / "knn.confusion.png").mkdir()  # in the way
     with pytest.raises(UserError, match="cannot write"):
-        write(reported(task), KNOWN, tmp_path / "knn.json")
+        write_result(reported(task), KNOWN, tmp_path / "knn.json")
     assert not (tmp_path / "knn.json").exists()
     (tmp_path / "knn.confusion.png").rmdir()
-    file, *_ = write(reported(task), KNOWN, tmp_path / "knn.json")
+    file, *_ = write_result(reported(task), KNOWN, tmp_path / "knn.json")
     assert json.loads(file.read_text(encoding="utf-8"))["predictions"]["file"] == "knn.npz"
 
 
@@ -188,7 +188,7 @@ SCALE = ("0", "1", "5", "10", "25", "50", "100")  # beside the colours
 def test_picture_of_few_classes_names_them_and_their_percentages(monkeypatch: pytest.MonkeyPatch) -> None:
     shown = texts(monkeypatch)
     counts = np.array([[3, 1, 0], [0, 0, 0], [0, 2, 6]])
-    assert confusion.draw(counts, ("a$b$", "日本\udcff", "c" * 50), title="figure").startswith(b"\x89PNG")
+    assert confusion.draw_confusion(counts, ("a$b$", "日本\udcff", "c" * 50), title="figure").startswith(b"\x89PNG")
     assert shown.count("a$b$") == shown.count("日本?") == shown.count("c" * 23 + "…") == 2
     cells = [text for text in shown if text.isdecimal()]
     assert Counter(cells) - Counter(SCALE) == Counter(["75", "25", "25", "75"])  # of four and of eight images
@@ -198,7 +198,7 @@ def test_picture_of_many_classes_lists_the_most_frequent_confusions(monkeypatch:
     shown = texts(monkeypatch)
     counts = np.eye(81, dtype=np.int64) * 9
     counts[7, 3], counts[80, 0] = 3, 5
-    confusion.draw(counts, [f"class {index}" for index in range(81)], title="figure")
+    confusion.draw_confusion(counts, [f"class {index}" for index in range(81)], title="figure")
     (listed,) = [text for text in shown if "Most frequent" in text]
     assert listed.split("\n\n")[1:] == [
         "class 80\n   as class 0: 5 of 14",

@@ -16,10 +16,10 @@ from excb.errors import UserError
 from excb.results.result import Result
 from excb.transfer.cli import main
 from excb.transfer.compare import compare
-from excb.transfer.leaderboard.submission import check
+from excb.transfer.leaderboard.submission import check_result
 from excb.transfer.protocols import kind_of
 from excb.transfer.reporting.predictions import ImageScores
-from excb.transfer.reporting.report import read
+from excb.transfer.reporting.report import read_result
 from excb.transfer.retrieval.options import RetrievalOptions
 from excb.transfer.retrieval.protocol import measure
 from excb.transfer.task import Task
@@ -130,9 +130,9 @@ def test_files_are_read_compared_and_submitted(place: Path, tmp_path: Path, caps
         "train.json",
         "train.npz",
     ]
-    _, scored = read(train)
+    _, scored = read_result(train)
     assert isinstance(scored, ImageScores)
-    assert check(train)[-1] == "5 figures recounted from 21 predictions"
+    assert check_result(train)[-1] == "5 figures recounted from 21 predictions"
     capsys.readouterr()
     found = compare(train, student, Reporter())["figures"]
     assert list(found) == ["retrieval_mAP"]
@@ -152,7 +152,7 @@ def test_changed_scores_are_noticed(place: Path, tmp_path: Path) -> None:
     values["intervals"]["retrieval_mAP"][1] += 1
     file.write_text(json.dumps(values), encoding="utf-8")
     with pytest.raises(UserError, match=r"retrieval_mAP is .*, and its predictions give"):
-        check(file)
+        check_result(file)
 
 
 def test_the_leaderboard_shows_it(place: Path, tmp_path: Path) -> None:
@@ -174,11 +174,11 @@ def test_kinds_of_figures() -> None:
 
 def test_scores_that_are_none_are_refused_when_read() -> None:
     from excb.files import npy
-    from excb.transfer.reporting.predictions import unpack
+    from excb.transfer.reporting.predictions import unpack_predictions
 
     scores = {"retrieval_mAP": torch.tensor([0.5, float("nan")], dtype=torch.float64)}
     packed = ImageScores(torch.tensor([0, 1]), ["a", "b"], ("x", "y"), scores).pack()
-    assert isinstance(unpack(packed), ImageScores)
+    assert isinstance(unpack_predictions(packed), ImageScores)
     of_images: dict[str, Any] = {
         "targets": np.array([0, 1]),
         "names": np.array(["a", "b"]),
@@ -188,4 +188,4 @@ def test_scores_that_are_none_are_refused_when_read() -> None:
         file = io.BytesIO()
         np.savez_compressed(file, **of_images, m=wrong)
         with pytest.raises(npy.DAMAGE):
-            unpack(file.getvalue())
+            unpack_predictions(file.getvalue())

@@ -62,7 +62,7 @@ class Standardised(nn.Module):
         return (patches - self.mean) * self.scale
 
 
-def train(
+def train_dense_head(
     memory: Memory,
     views: Views,
     grid: Grid,

@@ -31,7 +31,7 @@ def part_of(images: int, part: int, seed: int) -> np.ndarray:
     return np.sort(order[: images // part])
 
 
-def choose(labels: PatchLabels, views: Views, patches: int, *, part: int, most: int, seed: int) -> np.ndarray:
+def choose_patches(labels: PatchLabels, views: Views, patches: int, *, part: int, most: int, seed: int) -> np.ndarray:
     """The numbers [M] of the patches to remember, ascending.
 
     All patches with a pixel that counts, if they are at most `most`; else as many of each view as would fill the memory

@@ -4,7 +4,7 @@ from pathlib import Path, PurePosixPath
 
 from excb.errors import UserError, require
 
-from .masks import IGNORED, Layout, MaskFiles, Split, in_folders
+from .masks import IGNORED, MaskFiles, MaskLayout, Split, in_folders
 
 CLASSES = 150
 _NAMES = "objectInfo150.txt"
@@ -33,7 +33,7 @@ def _names(file: Path) -> tuple[str, ...]:
     return names
 
 
-LAYOUT = Layout(
+LAYOUT = MaskLayout(
     name="ade20k",
     title="ADE20k (ADEChallengeData2016): 150 classes",
     ignored="value 0",

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from .masks import IGNORED, Layout, MaskFiles, Split, in_folders
+from .masks import IGNORED, MaskFiles, MaskLayout, Split, in_folders
 
 # Name and value in *_labelIds.png of each class that its benchmark evaluates.
 CLASSES = {
@@ -22,7 +22,7 @@ def _open(root: Path, split: Split) -> MaskFiles:
     return MaskFiles(root, paths, masks, tuple(CLASSES), meaning, folders)
 
 
-LAYOUT = Layout(
+LAYOUT = MaskLayout(
     name="cityscapes",
     title="Cityscapes: 19 classes of gtFine",
     ignored="the labels that its benchmark does not evaluate",

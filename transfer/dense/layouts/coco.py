@@ -13,7 +13,7 @@ from excb.images.decoding import BrokenImageError, open_image
 
 from ...coco.annotations import CocoSet
 from ...coco.reading import LAYOUTS, read_coco
-from .masks import IGNORED, Layout, Split
+from .masks import IGNORED, MaskLayout, Split
 
 BACKGROUND = "background"
 _NAMES = {"train": ("train",), "test": ("val", "test")}
@@ -108,14 +108,14 @@ def _open(root: Path, split: Split, *, parents: bool) -> CocoMasks:
     return CocoMasks(images, classes, tuple(map(classes.index, names)))
 
 
-LAYOUT = Layout(
+LAYOUT = MaskLayout(
     name="coco",
     title="COCO's instance annotations: background and the categories",
     ignored="crowds",
     matches=lambda root: _place(root, "train") is not None,
     open=lambda root, split: _open(root, split, parents=False),
 )
-SUPERCATEGORIES = Layout(
+SUPERCATEGORIES = MaskLayout(
     name="coco-super",
     title="the same with super-categories as classes",
     ignored="crowds",

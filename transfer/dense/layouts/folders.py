@@ -4,7 +4,7 @@ from pathlib import Path, PurePosixPath
 
 from excb.errors import UserError, require
 
-from .masks import IGNORED, Layout, MaskFiles, Split, in_folders
+from .masks import IGNORED, MaskFiles, MaskLayout, Split, in_folders
 
 NAMES = "classes.txt"
 VOID = 255  # the value of pixels that do not count, unless there are as many classes
@@ -33,7 +33,7 @@ def _names(file: Path) -> tuple[str, ...]:
     return names
 
 
-LAYOUT = Layout(
+LAYOUT = MaskLayout(
     name="folders",
     title=f"{{train,test}}/images, {{train,test}}/masks (PNG of the same names) and {NAMES}",
     ignored=f"value {VOID}",

@@ -38,7 +38,7 @@ class MaskedImages(Images, Protocol):
 
 
 @dataclass(frozen=True)
-class Layout:
+class MaskLayout:
     """One way in which a set lies on the disk."""
 
     name: str  # what `--layout` calls it

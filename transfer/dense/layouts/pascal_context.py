@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from .masks import IGNORED, Layout, MaskFiles, Split, listed
+from .masks import IGNORED, MaskFiles, MaskLayout, Split, listed
 from .voc import devkit, has_folder
 
 CLASSES = (
@@ -25,14 +25,14 @@ def _open(root: Path, split: Split, *, background: bool) -> MaskFiles:
     return MaskFiles(place, *listed(place, names, "JPEGImages/{}.jpg", f"{_MASKS}/{{}}.png"), classes, meaning)
 
 
-LAYOUT = Layout(
+LAYOUT = MaskLayout(
     name="pascal-context",
     title="Pascal context: 59 classes",
     ignored="background and value 255",
     matches=lambda root: has_folder(root, "VOC2010", _MASKS),
     open=lambda root, split: _open(root, split, background=False),
 )
-WITH_BACKGROUND = Layout(
+WITH_BACKGROUND = MaskLayout(
     name="pascal-context-60",
     title="the same with background as a class",
     ignored="value 255",

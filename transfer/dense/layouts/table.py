@@ -5,9 +5,9 @@ from pathlib import Path
 from excb.errors import UserError, nearest_name, require
 
 from . import ade20k, cityscapes, coco, folders, pascal_context, voc
-from .masks import Layout, MaskedImages
+from .masks import MaskedImages, MaskLayout
 
-LAYOUTS: tuple[Layout, ...] = (
+LAYOUTS: tuple[MaskLayout, ...] = (
     coco.LAYOUT,
     coco.SUPERCATEGORIES,
     voc.LAYOUT,
@@ -20,7 +20,7 @@ LAYOUTS: tuple[Layout, ...] = (
 )
 
 
-def layout_of(root: Path, name: str | None = None) -> Layout:
+def layout_of(root: Path, name: str | None = None) -> MaskLayout:
     """The layout of that name, or the one that a folder has.
 
     Raises:
@@ -37,7 +37,7 @@ def layout_of(root: Path, name: str | None = None) -> Layout:
     return found
 
 
-def train_and_test(root: Path, layout: Layout) -> tuple[MaskedImages, MaskedImages]:
+def train_and_test(root: Path, layout: MaskLayout) -> tuple[MaskedImages, MaskedImages]:
     """Both splits of a folder.
 
     Raises:

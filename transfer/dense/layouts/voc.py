@@ -4,7 +4,7 @@ from pathlib import Path
 
 from excb.errors import UserError
 
-from .masks import IGNORED, Layout, MaskFiles, Split, listed
+from .masks import IGNORED, MaskFiles, MaskLayout, Split, listed
 
 CLASSES = (
     "background", "aeroplane", "bicycle", "bird", "boat", "bottle", "bus", "car", "cat", "chair", "cow", "diningtable",
@@ -34,14 +34,14 @@ def has_folder(root: Path, year: str, folder: str) -> bool:
     return any((place / folder).is_dir() for place in (root, root / year, root / "VOCdevkit" / year))
 
 
-LAYOUT = Layout(
+LAYOUT = MaskLayout(
     name="voc",
     title="Pascal VOC 2012: the 1,464 train images",
     ignored="value 255",
     matches=lambda root: has_folder(root, "VOC2012", "SegmentationClass"),
     open=lambda root, split: _open(root, split, train="train", masks="SegmentationClass"),
 )
-AUGMENTED = Layout(
+AUGMENTED = MaskLayout(
     name="voc-aug",
     title="Pascal VOC 2012: the 10,582 train images with SBD's masks (trainaug.txt, SegmentationClassAug)",
     ignored="value 255",

@@ -93,7 +93,7 @@ def build(settings: DetectionSettings, depth: int, backbone: Mapping[str, Tensor
     """
     norm = FrozenBatchNorm2d if settings.norm == "FrozenBN" else nn.BatchNorm2d
     network = resnet(depth, norm)
-    load(network, depth, backbone)
+    load_resnet(network, depth, backbone)
     if settings.stride_in_1x1:
         _stride_first(network)
     c4 = settings.architecture == "c4"
@@ -108,7 +108,7 @@ def resnet(depth: int, norm: Callable[[int], nn.Module]) -> ResNet:
     return ResNet(Bottleneck, list(BLOCKS[depth]), norm_layer=norm)
 
 
-def load(network: ResNet, depth: int, backbone: Mapping[str, Tensor]) -> None:
+def load_resnet(network: ResNet, depth: int, backbone: Mapping[str, Tensor]) -> None:
     """Load a ResNet's weights.
 
     Raises:

@@ -90,12 +90,12 @@ def test_a_linear_head_learns_what_features_hold(memory: Memory, views: Views, n
     values = vars(recipe) | {"steps": 150, "epochs": 0, "warmup": min(recipe.warmup, 10), "lr": 3e-2}
     short = LinearRecipe(**(values | {"batch": 64 if recipe.loss == "patches" else 4}))
     steps: list[int] = []
-    head = linear.train(memory, views, GRID, short, seed=0, device=CPU, progress=steps.append)
+    head = linear.train_dense_head(memory, views, GRID, short, seed=0, device=CPU, progress=steps.append)
     assert sum(steps) == 150
     scores = linear.scores_of(head)(memory.patches.whole)
     right = scores.argmax(1).numpy() == memory.labels.majority(memory.patches.chosen)
     assert right.mean() > 0.85
-    again = linear.train(memory, views, GRID, short, seed=0, device=CPU)
+    again = linear.train_dense_head(memory, views, GRID, short, seed=0, device=CPU)
     assert all(torch.equal(one, other) for one, other in zip(head.parameters(), again.parameters(), strict=True))
 
 

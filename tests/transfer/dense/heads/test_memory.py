@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from excb.errors import UserError
-from excb.transfer.dense.heads.memory import choose, part_of
+from excb.transfer.dense.heads.memory import choose_patches, part_of
 from excb.transfer.dense.layouts import folders
 from excb.transfer.dense.patches.features import Grid
 from excb.transfer.dense.patches.geometry import Geometry
@@ -33,8 +33,8 @@ def test_parts_are_nested_and_named_by_their_seed() -> None:
 
 def test_a_large_memory_holds_all_labelled_patches_of_its_images(views: Views) -> None:
     labels = PatchLabels(views, GRID)
-    assert (choose(labels, views, 64, part=1, most=10**6, seed=0) == labels.labelled()).all()
-    chosen = choose(labels, views, 64, part=4, most=10**6, seed=0)
+    assert (choose_patches(labels, views, 64, part=1, most=10**6, seed=0) == labels.labelled()).all()
+    chosen = choose_patches(labels, views, 64, part=4, most=10**6, seed=0)
     images = {views.owner(int(number) // 64)[0] for number in chosen}
     assert images == set(part_of(8, 4, 0).tolist())
 
@@ -42,11 +42,11 @@ def test_a_large_memory_holds_all_labelled_patches_of_its_images(views: Views) -
 def test_a_small_memory_holds_as_many_of_each_view(views: Views) -> None:
     labels = PatchLabels(views, GRID)
     most = 5 * len(views) + 3
-    chosen = choose(labels, views, 64, part=1, most=most, seed=0)
+    chosen = choose_patches(labels, views, 64, part=1, most=most, seed=0)
     assert (np.bincount(chosen // 64, minlength=len(views)) == 5).all()
     assert (np.diff(chosen) > 0).all()
     assert np.isin(chosen, labels.labelled()).all()
-    assert (choose(labels, views, 64, part=1, most=most, seed=0) == chosen).all()
-    assert (choose(labels, views, 64, part=1, most=most, seed=1) != chosen).any()
+    assert (choose_patches(labels, views, 64, part=1, most=most, seed=0) == chosen).all()
+    assert (choose_patches(labels, views, 64, part=1, most=most, seed=1) != chosen).any()
     with pytest.raises(UserError, match="--memory 3 is less than a patch for each"):
-        choose(labels, views, 64, part=1, most=3, seed=0)
+        choose_patches(labels, views, 64, part=1, most=3, seed=0)
