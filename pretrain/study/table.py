@@ -1,7 +1,5 @@
 """A study's finished cells as one table: means and standard deviations over seeds, in Markdown, CSV and JSON."""
 
-import csv
-import io
 import math
 import statistics
 from collections.abc import Mapping, Sequence
@@ -9,6 +7,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from excb.console import duration
+from excb.files.csv_text import csv_table
+from excb.files.markdown import markdown_table
 
 from .studies import Study, StudyCell
 
@@ -211,26 +211,22 @@ class StudyTable:
     def markdown(self) -> str:
         """The table as Markdown."""
         parts = [f"# {self.study.asks}", f"In the paper: {self.study.paper}."]
-        for header, rows in self.all():
-            lines = [header, ["---"] * len(header), *rows]
-            parts.append("\n".join("| " + " | ".join(line) + " |" for line in lines))
+        parts += [markdown_table(header, rows) for header, rows in self.all()]
         parts.append("\n".join(f"- {note}" for note in self.footnotes()))
         return "\n\n".join(parts) + "\n"
 
     def csv(self) -> str:
         """One line per cell, with the mean and the standard deviation of every figure."""
-        stream = io.StringIO()
-        writer = csv.writer(stream, lineterminator="\n")
         pairs = [f"{name}_{part}" for name in self.figures for part in ("mean", "sd")]
-        writer.writerow(["cell", *self.study.factors, "seeds", *pairs, "seconds"])
+        lines = []
         for row in self._all:
             numbers: list[Any] = []
             for name in self.figures:
                 spread = row.spread(name)
                 numbers += [spread.mean, "" if len(spread.values) < 2 else spread.deviation] if spread else ["", ""]
             factors = [row.cell.factors.get(name, "") for name in self.study.factors]
-            writer.writerow([row.cell.name, *factors, len(row.runs), *numbers, round(row.seconds, 1)])
-        return stream.getvalue()
+            lines.append([row.cell.name, *factors, len(row.runs), *numbers, round(row.seconds, 1)])
+        return csv_table(["cell", *self.study.factors, "seeds", *pairs, "seconds"], lines)
 
     def to_dict(self) -> dict[str, Any]:
         """The table as plain values: every figure with its mean, standard deviation (null with one seed) and values."""

@@ -1,1 +1,1 @@
-"""From predictions to results: statistics, files, comparisons, pages."""
+"""From predictions to results: scores of every image, references, files."""
