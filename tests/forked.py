@@ -34,6 +34,9 @@ PRELOADED = [
     "excb.pretrain.figures.curves",
     "excb.pretrain.loop",
     "excb.transfer.cli",
+    "faiss",
+    "matplotlib.backends.backend_agg",
+    "matplotlib.figure",
     "tests.faults.deeds",
     "timm",
 ]
