@@ -28,13 +28,13 @@ class Side(NamedTuple):
     def of(cls, file: Path) -> "Side":
         """A result's FILE.json, with its predictions beside it. Raises UserError if it cannot be read."""
         result = Result.read(file)
-        protocol = protocols.of_result(result.protocol)
+        protocol = protocols.protocol_of_result(result.protocol)
         if protocol is not None and protocol.read_paired is not None:
             return cls(str(file), result, protocol.read_paired(file))
         return cls(str(file), result, paired_beside(result, file))
 
 
-def compare(
+def compare_results(
     first: Path | Side, second: Path | Side, reporter: Reporter, *, figure: str | None = None, table: bool = True
 ) -> dict[str, Any]:
     """Compare two results image by image: a paired test, and the paired bootstrap of the difference.
@@ -126,7 +126,7 @@ def _differences(a: Result, b: Result, pairs: Sequence[tuple[str, str]]) -> list
 def _fields(result: Result, figure: str) -> Fields:
     """What defines a figure, among the settings of its result; the leaderboard ranks within equal ones."""
     settings = json.loads(json.dumps(result.settings))
-    protocol, kind = protocols.of_result(result.protocol), protocols.kind_of(figure)
+    protocol, kind = protocols.protocol_of_result(result.protocol), protocols.kind_of(figure)
     return named(settings) if protocol is None or kind is None else protocol.fields_of(settings, kind)
 
 

@@ -18,10 +18,10 @@ def _add_compare(parser: Parser) -> None:
 def _compare(args: argparse.Namespace) -> int:
     import json
 
-    from .compare import compare
+    from .compare import compare_results
 
     reporter = Reporter()
-    comparison = compare(args.first, args.second, reporter, figure=args.figure, table=not args.json)
+    comparison = compare_results(args.first, args.second, reporter, figure=args.figure, table=not args.json)
     if args.json:
         reporter.answer(json.dumps(comparison, indent=2))
     return 0

@@ -61,13 +61,13 @@ def embed(
     from excb.distributed.collectives import run_on_rank0
     from excb.distributed.parallel import joined
 
-    from .embeddings.computing import compute, opened
-    from .embeddings.files import check_file
+    from .embeddings.computing import compute, open_embedding
+    from .embeddings.files import check_vectors_file
     from .embeddings.options import EmbedOptions
     from .embeddings.sources import Pictures, given_images
 
     if out is not None:
-        check_file(Path(out))
+        check_vectors_file(Path(out))
     refused = {name: why for name, why in FROM_SHELL.items() if name != "out"}
     refused |= {"index": "the embeddings have .save_index(FILE)"}
     given = given_images(images)
@@ -80,7 +80,7 @@ def embed(
     loads = "" if isinstance(ckpt, nn.Module) else os.fspath(ckpt)
     reporter = Reporter(quiet=quiet or not is_rank0())
     with joined(chosen.device, stay=True) as device:
-        task = opened(chosen, device, reporter, None if isinstance(given, str) else given)
+        task = open_embedding(chosen, device, reporter, None if isinstance(given, str) else given)
         embeddings = compute(task, task.cache, reporter, loads=loads)
         if out is not None:
             run_on_rank0(lambda: embeddings.save(Path(out)))
@@ -104,7 +104,7 @@ def compare(first: Result | str | Path, second: Result | str | Path, /, *, figur
         UserError: the test images differ, or a result has no such figure or no predictions.
     """
     from .compare import Side
-    from .compare import compare as compare_sides
+    from .compare import compare_results as compare_sides
     from .inference.paired import Paired
 
     def side(which: Result | str | Path) -> Path | Side:

@@ -29,11 +29,11 @@ class FeatureOptions(LabelledOptions):
 
 
 def _features(given: list[Any], shell: Shell, device: "torch.device") -> int:
-    from .features.export import check_file, export
+    from .features.export import check_features_file, export_features
 
     options: FeatureOptions = given[0]
     if shell.out is not None:
-        check_file(shell.out)
+        check_features_file(shell.out)
     task = labelled()(options, None, device, shell.reporter)
     if shell.dry_run:
         forecast(task, Work(task.sets, options.kind), shell.reporter)
@@ -42,7 +42,7 @@ def _features(given: list[Any], shell: Shell, device: "torch.device") -> int:
         raise UserError.on_all_ranks("name the file with --out FILE.npz")
     refuse_results_among(task.sets.values(), out.parent)
     extractions = {name: task.extraction(images, options.kind) for name, images in task.sets.items()}
-    file = export(extractions, task.cache, out, shell.reporter)
+    file = export_features(extractions, task.cache, out, shell.reporter)
     if shell.json and is_rank0():
         answer = {"file": str(file), "kind": options.kind, "train": len(task.train), "test": len(task.test)}
         shell.reporter.answer(json.dumps(answer, indent=2))

@@ -60,7 +60,7 @@ def of_command(name: str) -> Protocol | None:
     return PROTOCOLS.get(name)
 
 
-def of_result(name: str) -> Protocol | None:
+def protocol_of_result(name: str) -> Protocol | None:
     """The protocol that made a result, by the result's `protocol`; None of protocols that this version lacks."""
     own = next((each for each in PROTOCOLS if name == each or name.startswith((f"{each}_", f"{each}-"))), None)
     return None if own is None else PROTOCOLS[own]

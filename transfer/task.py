@@ -31,7 +31,7 @@ from excb.networks.preprocessing import Preprocessing
 from excb.references import patches, untrained
 from excb.references.baselines import rows_of_inputs
 
-from .data.classes import labelled, with_classes_of
+from .data.classes import labelled_folder, with_classes_of
 from .options import BASELINES, REFERENCES
 from .published.subjects import Subject
 
@@ -92,7 +92,7 @@ class Task:
         Raises:
             UserError: checkpoint or images cannot be used; or as `on`.
         """
-        train_set = labelled(train) if isinstance(train, Path) else train
+        train_set = labelled_folder(train) if isinstance(train, Path) else train
         test_set = with_classes_of(scan_folder(test), train_set, rename=rename) if isinstance(test, Path) else test
         backbone = backbone_of(checkpoint, network=network, heads=heads)
         preprocessing = backbone.transform

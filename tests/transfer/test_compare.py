@@ -14,7 +14,7 @@ from scipy.stats import binomtest
 from excb.console import Reporter
 from excb.errors import UserError
 from excb.results.result import Result
-from excb.transfer.compare import compare
+from excb.transfer.compare import compare_results
 from excb.transfer.reporting.predictions import Predictions
 from excb.transfer.reporting.report import write_result
 
@@ -65,7 +65,7 @@ def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Make:
 
 
 def quiet(first: Path, second: Path, **options: Any) -> dict[str, Any]:
-    return compare(first, second, Reporter(quiet=True), table=False, **options)
+    return compare_results(first, second, Reporter(quiet=True), table=False, **options)
 
 
 def test_comparison_is_scipys_test_of_the_loops_counts(make: Make) -> None:
@@ -182,7 +182,7 @@ def test_unlike_protocols_are_told(
     first: dict[str, Any] = {"settings": {"k": [20]} | ({"seeds": [0]} if "seeds" in warning else {})}
     if "prepared" in warning:
         first["checkpoint"] = {"preprocessing": PREPARED}
-    answer = compare(make("a.json", found, **first), make("b.json", found, **values), Reporter(), table=False)
+    answer = compare_results(make("a.json", found, **first), make("b.json", found, **values), Reporter(), table=False)
     assert answer["warnings"] == [warning]
     out, err = capsys.readouterr()
     assert (out, err) == ("", f"warning: {warning}\n")
@@ -222,7 +222,7 @@ def test_a_mean_over_seeds_is_compared_as_the_mean(make: Make) -> None:
 
 def test_table_shows_the_comparison(make: Make, capsys: pytest.CaptureFixture[str]) -> None:
     files = make("a.json", predictions(1, right=0.5)), make("b.json", predictions(2, right=0.7))
-    found = compare(*files, Reporter())["figures"]["knn_top1_k20"]
+    found = compare_results(*files, Reporter())["figures"]["knn_top1_k20"]
     title, header, row, words = capsys.readouterr().out.splitlines()
     assert title.endswith(f"{IMAGES} test images")
     assert header.split()[:3] == ["figure", "first", "%"]

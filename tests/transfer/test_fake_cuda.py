@@ -214,7 +214,7 @@ def test_fine_tuning_reads_a_loss_while_the_next_step_runs(
     monkeypatch.setattr(torch.optim.SGD, "step", stepped)
     with fake_cuda() as cuda:
         task = prepare(cuda, place, network)
-        training.run(task, np.arange(len(task.train)), settings, seed=0, reporter=QUIET)
+        training.finetune(task, np.arange(len(task.train)), settings, seed=0, reporter=QUIET)
     assert cuda.record.unexpected(ALLOWED) == {}
     epoch = -(-len(task.train) // settings.batch)
     assert epoch > 1

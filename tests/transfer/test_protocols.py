@@ -10,7 +10,7 @@ import pytest
 from excb.errors import UserError
 from excb.transfer import protocols
 from excb.transfer.cli import program
-from excb.transfer.leaderboard.board import MeasuredResult, Source
+from excb.transfer.leaderboard.board import FigureSource, MeasuredResult
 from excb.transfer.leaderboard.sorting import boards
 from excb.transfer.protocol import Family, FigureKind
 from excb.transfer.protocols import PROTOCOLS, families, kind_of
@@ -80,7 +80,7 @@ def test_every_claim_that_a_command_measures_has_its_protocol_and_its_table() ->
     ],
 )
 def test_results_belong_to_the_protocol_that_made_them(made: str, name: str | None) -> None:
-    protocol = protocols.of_result(made)
+    protocol = protocols.protocol_of_result(made)
     assert (None if protocol is None else protocol.name) == name
 
 
@@ -120,7 +120,7 @@ def test_a_protocol_whose_figure_is_no_percentage_and_best_where_lowest(monkeypa
         result({"depth_error": value}, protocol="depth", settings={}, name=name, weights=name)
         for name, value in (("far", 250.0), ("near", 1.5), ("middle", 20.0))
     ]
-    (board,) = boards([MeasuredResult(each, Source("file")) for each in results], [])
+    (board,) = boards([MeasuredResult(each, FigureSource("file")) for each in results], [])
     assert [(rank, row.model) for rank, row in zip(board.groups[0].ranks, board.groups[0].rows, strict=True)] == [
         (1, "near"),
         (2, "middle"),

@@ -16,7 +16,7 @@ from excb.errors import UserError
 from excb.features import precision
 from excb.images.scanning import scan_folder
 from excb.networks.preprocessing import Preprocessing
-from excb.transfer.data.classes import labelled
+from excb.transfer.data.classes import labelled_folder
 from excb.transfer.task import Task, automatic_batch, largest_batch
 from tests.run_files import TINY_VIT, tiny_recipe, write_run
 from tests.transfer.labelled_images import features_by_loop, write_folder
@@ -45,7 +45,7 @@ def prepare(place: Path, run: str = "run", **options: Any) -> Task:
 
 
 def test_features_and_labels_of_images_of_every_mode(place: Path) -> None:
-    rows, labels = prepare(place).features(labelled(place / "train"), "train", Reporter(quiet=True))
+    rows, labels = prepare(place).features(labelled_folder(place / "train"), "train", Reporter(quiet=True))
     expected, names = features_by_loop(excb.load(place / "run"), place / "train")
     assert rows.shape == (14, 32)
     np.testing.assert_allclose(rows.numpy(), expected, rtol=1e-4, atol=1e-5)
@@ -54,14 +54,14 @@ def test_features_and_labels_of_images_of_every_mode(place: Path) -> None:
 
 @pytest.mark.parametrize("options", [{"batch": 1}, {"batch": 100}, {"workers": 2}])
 def test_features_depend_neither_on_batch_nor_on_workers(place: Path, options: dict[str, Any]) -> None:
-    images = labelled(place / "test")
+    images = labelled_folder(place / "test")
     usual, _ = prepare(place).features(images, "test", Reporter(quiet=True))
     other, _ = prepare(place, **options).features(images, "test", Reporter(quiet=True))
     torch.testing.assert_close(other, usual, rtol=1e-4, atol=1e-5)
 
 
 def test_network_is_the_teacher_unless_the_student_is_asked_for(place: Path) -> None:
-    images = labelled(place / "test")
+    images = labelled_folder(place / "test")
     student = prepare(place, network="student")
     rows, _ = student.features(images, "test", Reporter(quiet=True))
     expected, _ = features_by_loop(excb.load(place / "run", network="student"), place / "test")
@@ -77,7 +77,7 @@ def test_broken_image_is_an_error_that_names_it(place: Path, tmp_path: Path, har
     data = {"empty": b"", "cut short": file.read_bytes()[:200], "text": b"no image"}[harm]
     file.write_bytes(data)
     with pytest.raises(UserError, match=r"1 of 4 images in .* cannot be read, such as bee/1\.png \(.+\): fix or"):
-        prepare(place).features(labelled(folder), "train", Reporter(quiet=True))
+        prepare(place).features(labelled_folder(folder), "train", Reporter(quiet=True))
 
 
 def test_description_of_checkpoint_and_data(place: Path) -> None:

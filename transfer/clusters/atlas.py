@@ -11,7 +11,7 @@ from excb.images.image_set import Images
 
 from ..pages.frame import render_page
 from .assignment import CentroidNeighbours, ClusterAssignment
-from .files import names_of
+from .files import path_names
 from .statistics import LabelCounts
 
 LISTED = 100_000  # larger sets list only the images with a picture
@@ -50,7 +50,7 @@ def contents(
     count = len(assignment.first)
     listed = list(range(count)) if count <= LISTED else sorted(exemplars.pictures)
     position = {index: number for number, index in enumerate(listed)}
-    names = names_of(images)
+    names = path_names(images)
     labels = images.labels
     return {
         **heading,

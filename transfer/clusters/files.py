@@ -27,7 +27,7 @@ def has_parquet() -> bool:
     return importlib.util.find_spec("pyarrow") is not None
 
 
-def names_of(images: Images) -> list[str]:
+def path_names(images: Images) -> list[str]:
     """Every image's path; bytes that are not UTF-8 become escapes."""
     return [path.encode("utf-8", "backslashreplace").decode("utf-8") for path in images.paths]
 
@@ -51,7 +51,7 @@ class Assigned:
         """The columns of the files, in the set's order; all figures come from the same assignment."""
         assignment = self.assignment
         values = (
-            names_of(self.images),
+            path_names(self.images),
             assignment.first.tolist(),
             assignment.similarity.tolist(),
             assignment.second.tolist(),
@@ -85,7 +85,7 @@ def to_parquet(assignment: ClusterAssignment, images: Images) -> bytes:
     from pyarrow import parquet
 
     columns = (
-        pyarrow.array(names_of(images)),
+        pyarrow.array(path_names(images)),
         pyarrow.array(assignment.first.astype(np.int32)),
         pyarrow.array(assignment.similarity),
         pyarrow.array(assignment.second.astype(np.int32)),

@@ -23,7 +23,7 @@ KINDS = ("bbox", "segm")
 
 
 @dataclass(frozen=True)
-class Scores:
+class CocoScores:
     """Average precisions in percent."""
 
     figures: dict[str, float]  # bbox_AP, bbox_AP50, bbox_AP75, segm_AP, segm_AP50, segm_AP75
@@ -74,7 +74,7 @@ def write_predictions(predictions: Sequence[dict[str, Any]], file: Path) -> dict
     return {"file": file.name, "sha256": hashlib.sha256(text.encode()).hexdigest()}
 
 
-def score(images: CocoSet, predictions: Sequence[dict[str, Any]]) -> Scores:
+def score(images: CocoSet, predictions: Sequence[dict[str, Any]]) -> CocoScores:
     """Average precision of predictions, by pycocotools.
 
     Raises:
@@ -90,7 +90,7 @@ def score(images: CocoSet, predictions: Sequence[dict[str, Any]]) -> Scores:
                 raise UserError(f"{images.source} has no object to detect: average precision is not defined")
             figures[f"{kind}_{name}"] = value
         per_class[f"{kind}_AP"] = dict(zip(images.classes, map(_mean, np.moveaxis(precision, -1, 0)), strict=True))
-    return Scores(figures, per_class)
+    return CocoScores(figures, per_class)
 
 
 def _precision(images: CocoSet, predictions: Sequence[dict[str, Any]], kind: str) -> np.ndarray:

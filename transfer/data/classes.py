@@ -19,7 +19,7 @@ class OtherClassesError(UserError):
     """Train and test images do not have the classes that were expected of them."""
 
 
-def labelled(folder: Path) -> ImageSet:
+def labelled_folder(folder: Path) -> ImageSet:
     """The images of a folder with one sub-folder per class.
 
     Raises:

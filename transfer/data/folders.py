@@ -16,7 +16,7 @@ from excb.images.shard_places import holds_shards, is_shards
 from excb.images.shards import ShardImages, open_shards
 from excb.remote.byte_ranges import is_remote
 
-from .classes import labelled, with_classes_of
+from .classes import labelled_folder, with_classes_of
 from .label_lists import labelled_by_list, list_beside
 from .named_sets import Note, Split
 
@@ -37,7 +37,7 @@ def open_folder(folder: str, split: Split, note: Note) -> Images:
             f"no folder {train}: --data names a folder that holds train/ and test/ (or val/); name others with "
             f"--train DIR --test DIR{nearest_path(train)}",
         )
-        return labelled_images(train, note)
+        return images_with_labels(train, note)
     held_out = held_out_place(folder)
     return open_shards(held_out, note) if is_shards(held_out) else scan_folder(held_out)
 
@@ -69,9 +69,9 @@ def _has_folders(folder: Path) -> bool:
         return any(is_folder(entry) and not entry.name.startswith(".") for entry in entries)
 
 
-def labelled_images(folder: Path | str, note: Note) -> ImageSet | ShardImages:
+def images_with_labels(folder: Path | str, note: Note) -> ImageSet | ShardImages:
     """Images of class folders or labelled shards, with classes ordered by number if all are numbers, else by name."""
-    images = _labelled_shards(str(folder), note) if is_shards(str(folder)) else labelled(Path(folder))
+    images = _labelled_shards(str(folder), note) if is_shards(str(folder)) else labelled_folder(Path(folder))
     assert images.labels is not None
     classes = images.classes or ()
     if all(name.isascii() and name.isdecimal() for name in classes):

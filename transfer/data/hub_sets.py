@@ -16,7 +16,7 @@ from excb.distributed.collectives import run_on_rank0
 from excb.errors import UserError, require
 from excb.images.decoding import open_image
 
-from .named_sets import Note, NumberedImages, Source, Split, one_line, rank0_then_all
+from .named_sets import Note, NumberedImages, SetSource, Split, one_line, rank0_then_all
 
 
 @dataclass(frozen=True)
@@ -99,4 +99,4 @@ def _hub_images(source: str, split: str, data: Any, library: Any) -> HubImages:
     return HubImages(Path(source), split, rows, images[0], numbers, names, str(data._fingerprint))
 
 
-SOURCE = Source("hf", "hf:ID", open_hub)
+SOURCE = SetSource("hf", "hf:ID", open_hub)

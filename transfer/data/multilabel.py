@@ -11,7 +11,7 @@ from excb.errors import UserError, require
 from excb.images.image_set import Images, ImageSet
 
 from .multilabel_layouts import LAYOUTS, Known
-from .named_sets import Note, Source, Split
+from .named_sets import Note, SetSource, Split
 
 PRESENT = 1
 PREFIX = "multilabel"
@@ -84,4 +84,4 @@ def has_label_sets(images: Images) -> bool:
     return isinstance(images, MultiLabelImages)
 
 
-SOURCE = Source(PREFIX, f"{PREFIX}:DIR", open_multilabel)
+SOURCE = SetSource(PREFIX, f"{PREFIX}:DIR", open_multilabel)

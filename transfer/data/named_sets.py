@@ -17,7 +17,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True)
-class Source:
+class SetSource:
     """A source of data sets that are named PREFIX:NAME."""
 
     prefix: str  # before the colon, in lower case

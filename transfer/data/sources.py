@@ -11,10 +11,10 @@ from excb.remote.byte_ranges import is_remote
 
 from . import hub_sets, multilabel, torchvision_sets
 from .classes import OtherClassesError
-from .folders import held_out_place, images_below, labelled_images, open_folder, test_images
-from .named_sets import Note, Source, Split
+from .folders import held_out_place, images_below, images_with_labels, open_folder, test_images
+from .named_sets import Note, SetSource, Split
 
-SOURCES: tuple[Source, ...] = (torchvision_sets.SOURCE, multilabel.SOURCE, hub_sets.SOURCE)
+SOURCES: tuple[SetSource, ...] = (torchvision_sets.SOURCE, multilabel.SOURCE, hub_sets.SOURCE)
 
 
 def train_and_test(
@@ -45,7 +45,7 @@ def train_and_test(
         "name the images with --data DIR (train/ and test/ inside), or with --train DIR --test DIR",
     )
     train_set = (
-        labelled_images(train, note) if train else open_source(data or "", "train", data_root=data_root, note=note)
+        images_with_labels(train, note) if train else open_source(data or "", "train", data_root=data_root, note=note)
     )
     if test is None and data is not None and _named(data) is None:
         test = held_out_place(_existing(data))
@@ -102,7 +102,7 @@ def is_named(text: str) -> bool:
     return _named(text) is not None
 
 
-def _named(text: str) -> tuple[Source, str] | None:
+def _named(text: str) -> tuple[SetSource, str] | None:
     """The source that a text names by its prefix, and the data set's name; None for folders and shards."""
     prefix, colon, name = text.partition(":")
     source = next((source for source in SOURCES if source.prefix == prefix.lower()), None)

@@ -16,7 +16,7 @@ from excb.images.decoding import to_rgb
 from excb.images.image_set import Images, ImageSet
 from excb.remote.home import expanded
 
-from .named_sets import Note, NumberedImages, Source, Split, one_line, rank0_then_all
+from .named_sets import Note, NumberedImages, SetSource, Split, one_line, rank0_then_all
 
 # torchvision's names of the train splits and of the test split. Sets without a test split are left out.
 SETS: dict[str, tuple[tuple[str | bool, ...], str | bool]] = {
@@ -144,4 +144,4 @@ def _class_names(data: Any, labels: np.ndarray) -> tuple[str, ...]:
     return tuple(str(name) for name in names)
 
 
-SOURCE = Source("torchvision", "torchvision:NAME", open_torchvision, torchvision_name)
+SOURCE = SetSource("torchvision", "torchvision:NAME", open_torchvision, torchvision_name)

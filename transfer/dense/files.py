@@ -15,7 +15,7 @@ from excb.results.result import Result
 
 from .comparison import Segmentations
 from .patches.metrics import Areas
-from .pictures import sheet
+from .pictures import mask_sheet
 from .setup import DenseTask
 
 
@@ -82,7 +82,7 @@ class DenseFiles:
             true = images.mask(image) if whole else self.task.test.mask(view)
             predicted: Mapping[str, np.ndarray] = {head: masks[head][image] for head in masks}
             rows.append((picture, {"true": true, **predicted}))
-        return sheet(rows, len(images.classes))
+        return mask_sheet(rows, len(images.classes))
 
 
 def _by_image(areas: Areas) -> list[dict[int, list[int]]]:

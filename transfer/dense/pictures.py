@@ -33,7 +33,7 @@ def spread(images: int) -> list[int]:
     return sorted({int(place) for place in np.linspace(0, images - 1, min(ROWS, images))})
 
 
-def sheet(rows: Sequence[tuple[Image.Image, Mapping[str, np.ndarray]]], classes: int) -> bytes:
+def mask_sheet(rows: Sequence[tuple[Image.Image, Mapping[str, np.ndarray]]], classes: int) -> bytes:
     """A PNG with an image and its masks in each row, and the masks' titles above.
 
     Args:

@@ -127,11 +127,11 @@ def _classifier(
                 memory, task.train, task.grid, recipe, seed=seed, device=task.device, progress=bar.advance
             )
         note = "the linear head saw every train image once, without random crops, scales and flips"
-        return linear.scores_of(trained), [] if how.linear == "fast" else [note]
+        return linear.scorer_of(trained), [] if how.linear == "fast" else [note]
     tried = LOGISTIC[how.logistic]
     with reporter.progress(f"logistic regression ({how.logistic})", fits_of(tried.strengths)) as bar:
         fitted, strength, notes = logistic.fit_to_patches(memory, task.grid, tried, seed=seed, progress=bar.advance)
-    return linear.scores_of(fitted), [f"logistic regression: C = {strength:g}, chosen on held-out train images", *notes]
+    return linear.scorer_of(fitted), [f"logistic regression: C = {strength:g}, chosen on held-out train images", *notes]
 
 
 def _majority(labels: PatchLabels, measured: DenseMeasurements) -> dict[str, float]:

@@ -18,7 +18,7 @@ from excb.networks.features import Kind
 from ..options import OwnSetOptions
 from ..task import Task, backbone_of, describe_images
 from .layouts.masks import MaskLayout
-from .layouts.table import layout_of, train_and_test
+from .layouts.table import mask_layout_of, mask_splits
 from .options import DenseOptions
 from .patches.features import Grid, Patches, PatchExtraction, PatchReader, pixel_grid
 from .patches.geometry import Geometry
@@ -99,14 +99,14 @@ def open_task(shared: OwnSetOptions, own: DenseOptions, device: torch.device, re
         UserError: checkpoint, images, device or options cannot be used; or maps would leave the bound of
             `excb.features.precision.check_precision`.
     """
-    how, layout = own.resolved, layout_of(own.data, own.layout)
+    how, layout = own.resolved, mask_layout_of(own.data, own.layout)
     backbone = backbone_of(
         shared.ckpt, network=shared.network, img_size=how.size, loaded="dense evaluation needs the maps of"
     )
     transform = backbone.transform
     side = how.size or transform.crop
     geometry = Geometry(how.mode, side, how.resize or side, how.step or max(1, side * 2 // 3))
-    both, interpolation = train_and_test(own.data, layout), how.interpolation or transform.interpolation
+    both, interpolation = mask_splits(own.data, layout), how.interpolation or transform.interpolation
     with reporter.progress("sizes of images", sum(map(len, both))) as bar:
         train, test = (Views(images, geometry, interpolation, progress=bar.advance) for images in both)
     return DenseTask.on(

@@ -46,7 +46,7 @@ def write_pictures(
         entry = images.images[index]
         pictures.append(draw_detections(images.open(index), detections[entry.id], images))
         files.append(_write(pictures[-1], folder / f"{entry.id}.png"))
-    return [*files, _write(sheet(pictures), folder / SHEET)]
+    return [*files, _write(contact_sheet(pictures), folder / SHEET)]
 
 
 def draw_detections(image: Image.Image, results: Sequence[dict[str, Any]], images: CocoSet) -> Image.Image:
@@ -74,7 +74,7 @@ def draw_detections(image: Image.Image, results: Sequence[dict[str, Any]], image
     return picture
 
 
-def sheet(pictures: Sequence[Image.Image]) -> Image.Image:
+def contact_sheet(pictures: Sequence[Image.Image]) -> Image.Image:
     """Small copies of pictures side by side, in their order."""
     columns = min(COLUMNS, len(pictures))
     rows = -(-len(pictures) // columns)

@@ -24,13 +24,13 @@ SHOWN = 20  # groups of near-duplicates that the terminal lists
 def _embed(given: list[Any], shell: Shell, device: "torch.device") -> int:
     from excb.distributed.collectives import run_on_rank0
 
-    from .files import check_file
+    from .files import check_vectors_file
 
     options: EmbedOptions = given[0]
     if (out := shell.out) is None and not shell.dry_run:
         raise UserError.on_all_ranks("name the file to write with --out FILE.npz, FILE.parquet or FILE.safetensors")
     if out is not None:
-        check_file(out)
+        check_vectors_file(out)
     embeddings = _embeddings(options, shell, device)
     if embeddings is None or out is None:
         return 0
@@ -140,7 +140,7 @@ def _embeddings(options: EmbedOptions, shell: Shell, device: "torch.device") -> 
     if options.index is not None:
         all_succeed(index.require_faiss)
     reporter = shell.reporter
-    task: Task = computing.opened(options, device, reporter)
+    task: Task = computing.open_embedding(options, device, reporter)
     cache: Path | None = options.cache or cache_root()
     if options.no_cache:  # rows still go to the disk, beside the result until that is written
         cache = _state(shell.out) if shell.out is not None else None

@@ -31,7 +31,9 @@ if TYPE_CHECKING:
 NAMED = 3  # unreadable images that a warning names
 
 
-def opened(options: EmbedOptions, device: "torch.device", reporter: Reporter, images: Images | None = None) -> Task:
+def open_embedding(
+    options: EmbedOptions, device: "torch.device", reporter: Reporter, images: Images | None = None
+) -> Task:
     """Load the checkpoint and open the images that the options of `embed` and `search` name; all ranks call this."""
     data = images or all_succeed(
         lambda: any_images(options.data, options.listed, data_root=options.data_root, note=reporter.note)

@@ -21,7 +21,7 @@ FORMAT = "excb-embeddings-1"
 _ADVICE = "name another file"
 
 
-def check_file(file: Path) -> None:
+def check_vectors_file(file: Path) -> None:
     """Raise UserError if embeddings cannot be written to a file of this name on this machine."""
     if file.suffix not in FORMATS or file.is_dir():
         raise UserError(f"{file}: embeddings are written to a file that ends in {', '.join(FORMATS)}")
@@ -35,7 +35,7 @@ def write_vectors(made: Vectors, file: Path) -> Path:
     Raises:
         UserError: the name ends otherwise, pyarrow is missing for Parquet, or the file cannot be written.
     """
-    check_file(file)
+    check_vectors_file(file)
     with new_file(file, advice=_ADVICE) as temporary:
         FORMATS[file.suffix][0](made, temporary)
     return file
@@ -47,7 +47,7 @@ def read_vectors(file: Path) -> Vectors:
     Raises:
         UserError: it is no such file, or is damaged.
     """
-    check_file(file)
+    check_vectors_file(file)
     try:
         with npy.unwarned():
             rows, paths, meta = FORMATS[file.suffix][1](file)

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     import torch
 
     from ..task import Task
-    from .suite import Outcome, RunStep, Step
+    from .suite import PlannedStep, RunStep, StepOutcome
 
 PAGE = "report.html"
 
@@ -106,7 +106,7 @@ def _several(
             files = several.write_comparison(comparison, out, report=PAGE)
             reporter.note(f"wrote {', '.join(map(str, files))}")
         if shell.json:
-            reporter.answer(json.dumps(several.to_dict(comparison, outcomes), indent=2, ensure_ascii=False))
+            reporter.answer(json.dumps(several.comparison_values(comparison, outcomes), indent=2, ensure_ascii=False))
         elif comparison is not None:
             several.show_comparison(comparison, reporter)
 
@@ -115,7 +115,7 @@ def _several(
     return 0
 
 
-def _run(step: "Step", file: Path, *, checkpoint: str, task: "Task", reporter: Reporter) -> list[Path]:
+def _run(step: "PlannedStep", file: Path, *, checkpoint: str, task: "Task", reporter: Reporter) -> list[Path]:
     """Run one step, as `suite.RunStep`."""
     assert step.evaluation is not None
     evaluation = replace(step.evaluation, shared=replace(step.evaluation.shared, ckpt=checkpoint))
@@ -124,7 +124,7 @@ def _run(step: "Step", file: Path, *, checkpoint: str, task: "Task", reporter: R
     return made.write(made.result, file)
 
 
-def _raise_failure(outcomes: "Sequence[Outcome]") -> None:
+def _raise_failure(outcomes: "Sequence[StepOutcome]") -> None:
     if failed := [one for one in outcomes if one.failed]:
         raise UserError.on_all_ranks(f"{failed[0].step.title} could not be measured: {failed[0].failed}")
 
@@ -149,7 +149,7 @@ def _show(plan: Sequence[Mapping[str, Any]], reporter: Reporter, *, as_json: boo
     reporter.table("Plan", ["protocol", "command", "state", "why"], rows)
 
 
-def write_report(outcomes: "Sequence[Outcome]", folder: Path, reporter: Reporter, *, as_json: bool) -> None:
+def write_report(outcomes: "Sequence[StepOutcome]", folder: Path, reporter: Reporter, *, as_json: bool) -> None:
     """Write the report page, and print every figure.
 
     Raises:
@@ -171,7 +171,7 @@ def write_report(outcomes: "Sequence[Outcome]", folder: Path, reporter: Reporter
     reporter.table(f"Results in {folder}", ["figure", "percent", "95 % interval", "protocol"], rows)
 
 
-def write_page(outcomes: "Sequence[Outcome]", folder: Path, reporter: Reporter) -> None:
+def write_page(outcomes: "Sequence[StepOutcome]", folder: Path, reporter: Reporter) -> None:
     """Write the report page of one checkpoint, if anything was measured.
 
     Raises:

@@ -10,7 +10,7 @@ from ..pages.frame import data_address, render_page
 from ..protocols import headline, kind_of, title
 from ..reporting.fields import readable
 from ..reporting.references import TITLES
-from .suite import Outcome
+from .suite import StepOutcome
 
 _FEW = 5  # classes that are named as the best and the worst
 _HIDDEN = frozenset({"sweep", "settings"})  # of settings: too long to read
@@ -42,7 +42,7 @@ class ReportSection:
     settings: Sequence[tuple[str, str]]
 
 
-def render_report(outcomes: Sequence[Outcome]) -> str:
+def render_report(outcomes: Sequence[StepOutcome]) -> str:
     """The page of what was measured; at least one protocol was."""
     measured = [(one, one.result) for one in outcomes if one.result is not None]
     results = [result for _, result in measured]
@@ -88,7 +88,7 @@ def _lines(result: Result) -> Iterator[ReportLine]:
         yield ReportLine(figure, title(figure), figures[figure], interval, spread, figure == shown[0], result)
 
 
-def _section(one: Outcome, result: Result) -> ReportSection:
+def _section(one: StepOutcome, result: Result) -> ReportSection:
     figure = headline(result.figures)
     by_class = [(value, name) for name, value in result.per_class.get(figure, {}).items() if value is not None]
     ranked = sorted(by_class, key=lambda each: (-each[0], each[1]))
@@ -105,7 +105,7 @@ def _section(one: Outcome, result: Result) -> ReportSection:
     )
 
 
-def _picture(one: Outcome) -> str | None:
+def _picture(one: StepOutcome) -> str | None:
     """The confusion matrix that lies beside the result."""
     assert one.file is not None
     file = one.file.with_name(f"{one.step.name}.confusion.png")

@@ -24,7 +24,7 @@ from ..standings.chart import draw_table
 from ..task import Task
 from . import cost, suite
 from .comparison import Comparison, EvaluatedCheckpoint, side_by_side
-from .suite import Outcome, Step
+from .suite import PlannedStep, StepOutcome
 
 NAME, COST = "comparison", "cost.json"  # of the files; the second lies with each checkpoint's results
 
@@ -36,7 +36,7 @@ class PlannedCheckpoint:
     checkpoint: str  # as it was named
     name: str  # in tables
     folder: str  # of its results
-    steps: Sequence[Step]
+    steps: Sequence[PlannedStep]
 
 
 class Preparation:
@@ -93,7 +93,7 @@ def _sizes(preprocessing: Preprocessing) -> str:
 
 
 def planned_checkpoints(
-    checkpoints: Sequence[str], preparation: Preparation, plan: Callable[[Task], Sequence[Step]]
+    checkpoints: Sequence[str], preparation: Preparation, plan: Callable[[Task], Sequence[PlannedStep]]
 ) -> list[PlannedCheckpoint]:
     """Load every checkpoint once, so that a wrong one is reported before any work.
 
@@ -121,7 +121,9 @@ def planned_checkpoints(
     return found
 
 
-def evaluated(planned: PlannedCheckpoint, task: Task, outcomes: Sequence[Outcome], folder: Path) -> EvaluatedCheckpoint:
+def evaluated(
+    planned: PlannedCheckpoint, task: Task, outcomes: Sequence[StepOutcome], folder: Path
+) -> EvaluatedCheckpoint:
     """A checkpoint after its evaluation, on rank 0; its cost is measured unless its folder holds it.
 
     Args:
@@ -195,11 +197,11 @@ def evaluate_checkpoints(
     entered: Sequence[PlannedCheckpoint],
     preparation: Preparation,
     run: Callable[[PlannedCheckpoint, Task], suite.RunStep],
-    finish: Callable[[Sequence[Outcome], Path], None],
+    finish: Callable[[Sequence[StepOutcome], Path], None],
     *,
     folder: Path,
     reporter: Reporter,
-) -> tuple[Comparison | None, dict[str, list[Outcome]]]:
+) -> tuple[Comparison | None, dict[str, list[StepOutcome]]]:
     """Evaluate checkpoints one after the other, each in its own folder below `folder`, and set them side by side.
 
     Args:
@@ -213,14 +215,14 @@ def evaluate_checkpoints(
     Returns:
         The comparison, on rank 0 and if anything was measured; and the outcomes by name.
     """
-    checkpoints, outcomes = list[EvaluatedCheckpoint](), dict[str, list[Outcome]]()
+    checkpoints, outcomes = list[EvaluatedCheckpoint](), dict[str, list[StepOutcome]]()
     for planned in entered:
         reporter.note(f"{planned.name}:")
         own, task = folder / planned.folder, preparation.task(planned.checkpoint)
         made = outcomes[planned.name] = suite.run_suite(planned.steps, own, run(planned, task), reporter)
 
         def keep(
-            planned: PlannedCheckpoint = planned, task: Task = task, made: list[Outcome] = made, own: Path = own
+            planned: PlannedCheckpoint = planned, task: Task = task, made: list[StepOutcome] = made, own: Path = own
         ) -> None:
             finish(made, own)
             checkpoints.append(evaluated(planned, task, made, own))
@@ -231,7 +233,7 @@ def evaluate_checkpoints(
     return side_by_side(checkpoints, notes=[preparation.note] if preparation.note else []), outcomes
 
 
-def to_dict(comparison: Comparison | None, outcomes: dict[str, list[Outcome]]) -> dict[str, Any]:
+def comparison_values(comparison: Comparison | None, outcomes: dict[str, list[StepOutcome]]) -> dict[str, Any]:
     """Plain values for JSON."""
     return {
         "checkpoints": {name: suite.to_dict(each) for name, each in outcomes.items()},

@@ -44,7 +44,7 @@ _WORDS = {
 
 
 @dataclass(frozen=True)
-class Step:
+class PlannedStep:
     """One evaluation of a suite."""
 
     name: str  # of its result file
@@ -56,21 +56,21 @@ class Step:
 
 
 # Runs a step, and writes its result to FILE.json; its files are returned.
-RunStep = Callable[[Step, Path], list[Path]]
+RunStep = Callable[[PlannedStep, Path], list[Path]]
 
 
 @dataclass(frozen=True)
-class Outcome:
+class StepOutcome:
     """A protocol after all is done."""
 
-    step: Step  # the protocol
+    step: PlannedStep  # the protocol
     file: Path | None = None  # its result; None where there is none
     result: Result | None = None  # read from it
     failed: str = ""  # why it could not be measured; empty where it was, or was skipped
     before: bool = False  # whether an earlier call had measured it
 
 
-def steps(task: Task, options: SuiteOptions) -> list[Step]:
+def steps(task: Task, options: SuiteOptions) -> list[PlannedStep]:
     """Every step of every protocol, those that do not apply with the reason.
 
     Args:
@@ -103,14 +103,14 @@ def _steps_of(name: str, task: Task, options: SuiteOptions, depends_on: Mapping[
     return protocol.in_suite.steps(task, options_of(options, protocol.in_suite.options), {**depends_on, **asked})
 
 
-def _step(protocol: Protocol, step: SuiteStep, options: SuiteOptions) -> Step:
+def _step(protocol: Protocol, step: SuiteStep, options: SuiteOptions) -> PlannedStep:
     """A step with the options of `all` that reach it, checked before any step runs.
 
     Raises:
         UserError: the protocol opens images of its own, and lacks an option that changes its figures.
     """
     if step.skipped:
-        return Step(step.name, step.title, [protocol.name], skipped=step.skipped)
+        return PlannedStep(step.name, step.title, [protocol.name], skipped=step.skipped)
     if protocol.shares_task:  # whose sizes and images are in the task already
         names = {each.name for each in fields(protocol.shared)}
         shared = protocol.shared(**{name: getattr(options, name) for name in names})
@@ -121,7 +121,7 @@ def _step(protocol: Protocol, step: SuiteStep, options: SuiteOptions) -> Step:
     evaluation = Evaluation(protocol, shared, step.options)
     evaluation.check()
     words = [protocol.name, *to_words(step.options, [each.name for each in fields(step.options)])]
-    return Step(step.name, step.title, words, step.depends_on, evaluation=evaluation)
+    return PlannedStep(step.name, step.title, words, step.depends_on, evaluation=evaluation)
 
 
 def common(task: Task, network: str) -> dict[str, Any]:
@@ -137,15 +137,15 @@ def common(task: Task, network: str) -> dict[str, Any]:
     }
 
 
-def identity(step: Step) -> dict[str, Any]:
+def identity(step: PlannedStep) -> dict[str, Any]:
     """All that a step's result depends on, as JSON holds it."""
     values: dict[str, Any] = json.loads(json.dumps({**step.depends_on, "command": list(step.words)}))
     return values
 
 
 def run_suite(
-    steps_to_make: Sequence[Step], folder: Path, run: RunStep, reporter: Reporter, *, what: str = "protocols"
-) -> list[Outcome]:
+    steps_to_make: Sequence[PlannedStep], folder: Path, run: RunStep, reporter: Reporter, *, what: str = "protocols"
+) -> list[StepOutcome]:
     """Run every step that applies and is not finished. One that fails does not stop the others.
 
     Args:
@@ -164,7 +164,7 @@ def run_suite(
         for step in steps_to_make:
             if step.skipped:
                 reporter.note(f"{step.title}: skipped, {step.skipped}")
-                outcomes.append(Outcome(step))
+                outcomes.append(StepOutcome(step))
                 continue
             bar.status = step.title
             outcomes.append(_one(step, folder, run, reporter))
@@ -172,12 +172,12 @@ def run_suite(
     return outcomes
 
 
-def _one(step: Step, folder: Path, run: RunStep, reporter: Reporter) -> Outcome:
+def _one(step: PlannedStep, folder: Path, run: RunStep, reporter: Reporter) -> StepOutcome:
     file = folder / f"{step.name}.json"
     done, why = run_on_rank0(lambda: finished(step, folder))
     if done:
         reporter.note(f"{step.title}: finished before")
-        return Outcome(step, file, _result(file), before=True)
+        return StepOutcome(step, file, _result(file), before=True)
     if why:
         reporter.note(f"{step.title}: measured again, because {why}")
     reporter.note(f"excb-eval {' '.join(step.words)}")
@@ -185,12 +185,12 @@ def _one(step: Step, folder: Path, run: RunStep, reporter: Reporter) -> Outcome:
         run(with_state(step, folder), file)
     except UserError as error:
         reporter.warn(f"{step.title}: {error}")
-        return Outcome(step, failed=str(error))
+        return StepOutcome(step, failed=str(error))
     run_on_rank0(lambda: _remember(step, folder))
-    return Outcome(step, file, _result(file))
+    return StepOutcome(step, file, _result(file))
 
 
-def with_state(step: Step, folder: Path) -> Step:
+def with_state(step: PlannedStep, folder: Path) -> PlannedStep:
     """A step that keeps its unfinished evaluation: a changed checkpoint or other images begin one of their own."""
     evaluation = step.evaluation
     if evaluation is None or not evaluation.protocol.state or not evaluation.protocol.keeps_state(evaluation.own):
@@ -201,7 +201,7 @@ def with_state(step: Step, folder: Path) -> Step:
     return replace(step, evaluation=replace(evaluation, own=replace(evaluation.own, **{protocol.state: state})))
 
 
-def finished(step: Step, folder: Path) -> tuple[bool, str]:
+def finished(step: PlannedStep, folder: Path) -> tuple[bool, str]:
     """Whether a protocol's result is there; if there is one of something else, what changed."""
     before, file = _state(folder).get(step.name), folder / f"{step.name}.json"
     if not isinstance(before, dict):
@@ -237,7 +237,7 @@ def _result(file: Path) -> Result | None:
     return Result.read(file) if is_rank0() else None
 
 
-def _remember(step: Step, folder: Path) -> None:
+def _remember(step: PlannedStep, folder: Path) -> None:
     records = _state(folder) | {step.name: identity(step) | {"sha256": _digest(folder / f"{step.name}.json")}}
     write_text(json.dumps(records, indent=2) + "\n", folder / STATE)
 
@@ -256,7 +256,7 @@ def _digest(file: Path) -> str:
     return hashlib.sha256(file.read_bytes()).hexdigest()
 
 
-def plan_suite(planned: Sequence[Step], folder: Path | None) -> list[dict[str, Any]]:
+def plan_suite(planned: Sequence[PlannedStep], folder: Path | None) -> list[dict[str, Any]]:
     """What a call would do, ready for JSON: "name", "command", "state" (run, finished, skipped) and "why"."""
     rows = []
     for step in planned:
@@ -267,7 +267,7 @@ def plan_suite(planned: Sequence[Step], folder: Path | None) -> list[dict[str, A
     return rows
 
 
-def to_dict(outcomes: Sequence[Outcome]) -> dict[str, Any]:
+def to_dict(outcomes: Sequence[StepOutcome]) -> dict[str, Any]:
     """Plain values for JSON: results by protocol, why others were skipped, and what failed."""
     return {
         "results": {one.step.name: json.loads(one.result.to_json()) for one in outcomes if one.result is not None},

@@ -18,7 +18,7 @@ from excb.networks.features import Inputs, in_batches, stream
 TIMED = 16  # images that are timed for the estimate
 
 
-def export(sets: Mapping[str, Extraction], cache: Path | None, file: Path, reporter: Reporter) -> Path:
+def export_features(sets: Mapping[str, Extraction], cache: Path | None, file: Path, reporter: Reporter) -> Path:
     """Write the features of labelled sets to one .npz file; all ranks call this, rank 0 writes.
 
     For each SET the file holds SET_rows [N, D] float32, SET_labels [N] int64 and SET_names [N] (paths below the set's
@@ -33,7 +33,7 @@ def export(sets: Mapping[str, Extraction], cache: Path | None, file: Path, repor
     Raises:
         UserError: an image cannot be read, or the file cannot be written.
     """
-    check_file(file)
+    check_features_file(file)
     arrays: dict[str, np.ndarray] = {"classes": np.array([*sets.values()][-1].images.classes)}
     reporter = reporter if rank() == 0 else Reporter(quiet=True)
     for name, extraction in sets.items():
@@ -50,7 +50,7 @@ def export(sets: Mapping[str, Extraction], cache: Path | None, file: Path, repor
     return file
 
 
-def check_file(file: Path) -> None:
+def check_features_file(file: Path) -> None:
     """Raise UserError if features cannot be exported to a file of this name."""
     if file.suffix != ".npz" or file.is_dir():
         raise UserError(f"--out {file}: features are written to a file that ends in .npz")

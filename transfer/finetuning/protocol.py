@@ -55,7 +55,7 @@ def few_labels(images: int) -> Settings:
     return Settings(backbone_lr=1e-3, head_lr=1.0, epochs=FEW_EPOCHS, batch=min(batch, images), start="frozen")
 
 
-def settings_for(images: int, *, percent: int | None, published: bool, choice: Choice = "auto") -> Settings:
+def share_settings(images: int, *, percent: int | None, published: bool, choice: Choice = "auto") -> Settings:
     """The settings of a share: the paper's, or those for few labels.
 
     Args:
@@ -69,7 +69,7 @@ def settings_for(images: int, *, percent: int | None, published: bool, choice: C
 
 
 @dataclass(frozen=True)
-class Plan:
+class SharePlan:
     """All that `measure` computes."""
 
     share: np.ndarray  # indices of the train images to use
@@ -100,7 +100,7 @@ def measure(task: Task, options: Options, reporter: Reporter) -> Measurement:
     return (_measure_frozen if plan.settings is None else _fine_tune)(task, options, plan, reporter)
 
 
-def checked(task: Task, options: Options) -> Plan:
+def checked(task: Task, options: Options) -> SharePlan:
     """What `measure` computes; it refuses what `measure` refuses before any work.
 
     Raises:
@@ -112,19 +112,19 @@ def checked(task: Task, options: Options) -> Plan:
     if len(np.unique(task.train.labels[share])) < 2:
         raise UserError.on_all_ranks("the share has images of one class only: nothing to tell apart")
     if options.frozen:
-        return Plan(share, source, None)
+        return SharePlan(share, source, None)
     published = is_published(task, options.percent)
-    chosen = settings_for(len(share), percent=options.percent, published=published, choice=options.choice)
+    chosen = share_settings(len(share), percent=options.percent, published=published, choice=options.choice)
     settings = all_succeed(lambda: replace(chosen, **options.changes))
     if settings.start == "random" and task.precision != "fp32":
         raise UserError.on_all_ranks(
             f"--feature-precision {task.precision} is of frozen features, and this trains all weights from a random "
             f"head: leave it out, or train in --precision {task.precision}"
         )
-    return Plan(share, source, settings)
+    return SharePlan(share, source, settings)
 
 
-def is_imagenet(images: Images) -> bool:
+def has_imagenet_folders(images: Images) -> bool:
     """Whether images lie in ImageNet's 1,000 class folders, of which SimCLR's lists name files."""
     classes = images.classes or ()
     return len(classes) == 1000 and all(re.fullmatch(r"n\d{8}", name) for name in classes)
@@ -132,7 +132,7 @@ def is_imagenet(images: Images) -> bool:
 
 def is_published(task: Task, percent: int | None) -> bool:
     """Whether the share is what the paper's figures are of: 1 % or 10 % of ImageNet."""
-    return percent is not None and is_imagenet(task.train)
+    return percent is not None and has_imagenet_folders(task.train)
 
 
 def _share(task: Task, options: Options) -> tuple[np.ndarray, str]:
@@ -152,7 +152,7 @@ def _share(task: Task, options: Options) -> tuple[np.ndarray, str]:
     return stratified, f"stratified, seed {SPLIT_SEED}"
 
 
-def _describe(task: Task, options: Options, plan: Plan) -> tuple[dict[str, Any], list[str]]:
+def _describe(task: Task, options: Options, plan: SharePlan) -> tuple[dict[str, Any], list[str]]:
     """The share, for the settings, and what a reader must know of it."""
     share, percent = plan.share, 100 * options.fraction
     assert task.train.labels is not None
@@ -171,7 +171,7 @@ def _describe(task: Task, options: Options, plan: Plan) -> tuple[dict[str, Any],
     return {"share": {"images": len(share), "sha256": digest, "source": plan.source}}, notes
 
 
-def _fine_tune(task: Task, options: Options, plan: Plan, reporter: Reporter) -> Measurement:
+def _fine_tune(task: Task, options: Options, plan: SharePlan, reporter: Reporter) -> Measurement:
     start = time.monotonic()
     name, seeds, state, share, settings = options.figure, options.seeds, options.state, plan.share, plan.settings
     assert settings is not None
@@ -184,7 +184,7 @@ def _fine_tune(task: Task, options: Options, plan: Plan, reporter: Reporter) -> 
     top5: dict[str, Tensor] = {}
     for seed in seeds:
         file = None if state is None else state / f"{name}-seed{seed}.pt"
-        top5[f"{name}_{{}}_seed{seed}"] = training.run(
+        top5[f"{name}_{{}}_seed{seed}"] = training.finetune(
             task, share, settings, seed=seed, reporter=reporter, state=file, head=head
         )
     first = next(iter(top5.values()))
@@ -280,7 +280,7 @@ def _show(result: Result, name: str, seeds: Sequence[int], images: int, reporter
     reporter.table(title, ["seed", "top-1 %", "95 % interval", "top-5 %"], rows)
 
 
-def _measure_frozen(task: Task, options: Options, plan: Plan, reporter: Reporter) -> Measurement:
+def _measure_frozen(task: Task, options: Options, plan: SharePlan, reporter: Reporter) -> Measurement:
     start, name, seed = time.monotonic(), options.figure, options.seeds[0]
     described, notes = _describe(task, options, plan)
     for note in notes:

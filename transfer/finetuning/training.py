@@ -98,7 +98,7 @@ class FrozenHead:
     squared_norm: float  # mean over the features that it was fitted to
 
 
-def run(
+def finetune(
     task: Task,
     chosen: np.ndarray,
     settings: Settings,

@@ -61,7 +61,7 @@ def patch_side(network: nn.Module) -> int:
 
 
 @dataclass(frozen=True)
-class Descriptor:
+class DescriptorOptions:
     """What describes an image."""
 
     # The network's own features, GeM of its map, both side by side, or raw pixels instead of a network.
@@ -104,7 +104,7 @@ class Descriptors(nn.Module):
         UserError: the backbone gives no map, and GeM was asked for.
     """
 
-    def __init__(self, backbone: Backbone, descriptor: Descriptor) -> None:
+    def __init__(self, backbone: Backbone, descriptor: DescriptorOptions) -> None:
         super().__init__()
         own, gem = descriptor.pooling in ("own", "both"), descriptor.pooling in ("gem", "both")
         readers: list[Backbone | GeM] = [backbone] if own else []
@@ -136,7 +136,7 @@ class Descriptors(nn.Module):
 class DescriptorExtraction(Extraction):
     """What it takes to compute the descriptors of a set."""
 
-    descriptor: Descriptor
+    descriptor: DescriptorOptions
 
     @property
     def reader(self) -> nn.Module:

@@ -13,7 +13,7 @@ from ..reporting import report
 from ..reporting.predictions import ImageScores
 from .page import render_queries
 from .scores import InstanceMeasurements
-from .setup import InstanceTask, names_of
+from .setup import InstanceTask, gallery_names
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class InstanceFiles:
     def _pairs(self) -> str:
         """All candidate pairs, as the Image Similarity Challenge takes them: names of files without endings."""
         queries = self.task.test.paths
-        gallery = names_of(self.task.train, self.task.distractors)
+        gallery = gallery_names(self.task.train, self.task.distractors)
         found = self.measured.candidates
         text = io.StringIO()
         writer = csv.writer(text, lineterminator="\n")

@@ -116,7 +116,7 @@ class InstanceLayout:
     open: Callable[[Path, Path | None], InstanceSet]
 
 
-def existing(root: Path, paths: Sequence[str]) -> tuple[str, ...]:
+def existing_images(root: Path, paths: Sequence[str]) -> tuple[str, ...]:
     """The paths as they are. Raises UserError if a file is missing, or a path leads out of `root`."""
     for path in paths:
         if path.startswith("/") or ".." in path.split("/") or "\0" in path:

@@ -23,7 +23,7 @@ from .files import InstanceFiles
 from .instance_set import FamilyName, InstanceSet
 from .options import InstanceOptions
 from .ranking import in_memory, positions
-from .scores import PRECISION, Candidates, InstanceMeasurements, average_precision, precision_at, without_junk
+from .scores import PRECISION, Candidates, InstanceMeasurements, precision_at, trapezoid_precision, without_junk
 from .setup import InstanceTask
 
 KS = (1, 5, 10)  # of mP@k, as ROxford reports it
@@ -121,7 +121,7 @@ def _scored(whole: InstanceSet, ranks: list[Mapping[int, int]]) -> ImageScores:
             for own, each in zip(ranks, truths, strict=True)
         ]
         if any(map(len, clean)):
-            values[_figure(whole.family, "mAP", protocol)] = _by_query(average_precision, clean)
+            values[_figure(whole.family, "mAP", protocol)] = _by_query(trapezoid_precision, clean)
             for k in KS if whole.family == "revisited" else ():
                 values[_figure(whole.family, f"mP_at_{k}", protocol)] = _by_query(
                     lambda own, k=k: precision_at(own, k),

@@ -19,7 +19,7 @@ def without_junk(ranks: np.ndarray, junk: np.ndarray) -> np.ndarray:
     return ascending - np.searchsorted(np.sort(junk), ascending)
 
 
-def average_precision(ranks: np.ndarray) -> float:
+def trapezoid_precision(ranks: np.ndarray) -> float:
     """Area under the precision-recall curve of one query by trapezoids, as Oxford5k, ROxford and Holidays compute it.
 
     At every relevant image, recall grows by 1 / R. The precision over this step is the mean of those just before and at
@@ -36,7 +36,7 @@ def average_precision(ranks: np.ndarray) -> float:
 def precision_at(ranks: np.ndarray, k: int) -> float:
     """The share of relevant images among the first k, or up to the last relevant one where it comes earlier.
 
-    Arguments as `average_precision`; the second rule is that of ROxford's evaluation.
+    Arguments as `trapezoid_precision`; the second rule is that of ROxford's evaluation.
     """
     depth = min(int(ranks.max()), k)
     return int((ranks <= depth).sum()) / depth

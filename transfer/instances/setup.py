@@ -23,12 +23,12 @@ from excb.networks.preprocessing import Preprocessing
 
 from ..options import OwnSetOptions
 from ..task import Task, backbone_of, describe_images
-from .descriptors import Descriptor, DescriptorExtraction, Descriptors, WholeImage, patch_side
+from .descriptors import DescriptorExtraction, DescriptorOptions, Descriptors, WholeImage, patch_side
 from .instance_set import InstanceLayout, InstanceSet
 from .layouts.table import layout_of
 from .options import InstanceOptions, Mode
 from .ranking import StackedRows
-from .whitening import WhitenedRows, Whitening
+from .whitening import DescriptorWhitening, WhitenedRows
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,7 +37,7 @@ class InstanceTask(Task):
 
     layout: InstanceLayout
     instances: InstanceSet
-    descriptor: Descriptor
+    descriptor: DescriptorOptions
     mode: Mode
     distractors: Images | None = None  # more gallery images, none of which answers a query
     whitened_on: Images | None = None  # images that whitening is learned on
@@ -73,7 +73,7 @@ class InstanceTask(Task):
         queries = stored["queries"].all()
         if "whitening" not in stored:
             return gallery, queries
-        whitening = run_on_rank0(lambda: Whitening.learned(stored["whitening"].all(), self.whitened_width))
+        whitening = run_on_rank0(lambda: DescriptorWhitening.learned(stored["whitening"].all(), self.whitened_width))
         return WhitenedRows(gallery, whitening), WhitenedRows(queries, whitening).rows(0, len(queries))
 
     @property
@@ -83,7 +83,7 @@ class InstanceTask(Task):
 
     def baseline(self, _name: str) -> Self:
         """The same images as raw pixels, at one scale and not whitened. They are quicker to read than to keep."""
-        return replace(self, descriptor=Descriptor("pixels"), whitened_on=None, cache=None)
+        return replace(self, descriptor=DescriptorOptions("pixels"), whitened_on=None, cache=None)
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -138,7 +138,7 @@ def open_task(shared: OwnSetOptions, own: InstanceOptions, device: torch.device,
         loaded="instance retrieval resizes images by itself, for",
     )
     preprocessing = _preprocessing(backbone, own)
-    descriptor = Descriptor(own.pooling, own.gem_power, own.scales)
+    descriptor = DescriptorOptions(own.pooling, own.gem_power, own.scales)
     _check_sizes(_reader(backbone, descriptor), preprocessing, own.mode)
     return InstanceTask.on(
         backbone,
@@ -168,7 +168,7 @@ def _preprocessing(backbone: Backbone, options: InstanceOptions) -> Preprocessin
     return WholeImage(side, side, own.mean, own.std, own.interpolation, mode=options.mode, multiple=multiple)
 
 
-def _reader(backbone: Backbone, descriptor: Descriptor) -> Descriptors:
+def _reader(backbone: Backbone, descriptor: DescriptorOptions) -> Descriptors:
     try:
         return Descriptors(backbone, descriptor)
     except UserError as error:
@@ -191,6 +191,6 @@ def _check_sizes(reader: nn.Module, preprocessing: Preprocessing, mode: Mode) ->
         ) from None
 
 
-def names_of(images: Images, distractors: Images | None) -> Sequence[str]:
+def gallery_names(images: Images, distractors: Images | None) -> Sequence[str]:
     """The paths of the gallery's images, with the distractors behind them."""
     return list(images.paths) + ([] if distractors is None else list(distractors.paths))

@@ -18,7 +18,7 @@ _FLOOR = 1e-5  # of the largest variance, below which one is not divided by
 
 
 @dataclass(frozen=True)
-class Whitening:
+class DescriptorWhitening:
     """x -> (x - mean) projected on the directions of largest variance, each divided by its standard deviation."""
 
     axes: Tensor  # [W, D] float64, of unit length
@@ -26,7 +26,7 @@ class Whitening:
     scale: Tensor  # [W]
 
     @classmethod
-    def learned(cls, rows: Tensor, width: int | None) -> "Whitening":
+    def learned(cls, rows: Tensor, width: int | None) -> "DescriptorWhitening":
         """The whitening of features [M, D], each of which is normalised first.
 
         Args:
@@ -57,7 +57,7 @@ class WhitenedRows:
     Products are those of `excb.neighbours.precision.dots`: a row has the same bits in whatever span it is read.
     """
 
-    def __init__(self, source: Tensor | Rows, whitening: Whitening) -> None:
+    def __init__(self, source: Tensor | Rows, whitening: DescriptorWhitening) -> None:
         self._units = UnitRows(source, "gallery", _CPU)
         self._whitening, self._axes = whitening, split(whitening.axes.clone())
         self.width = len(whitening.axes)

@@ -46,7 +46,7 @@ class Judged:
 
 
 @dataclass(frozen=True)
-class Heads:
+class CellHeads:
     """Linear heads, and attentive probes where a cell is of patches."""
 
     task: Task

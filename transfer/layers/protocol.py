@@ -23,7 +23,7 @@ from ..reporting.predictions import Predictions
 from ..reporting.report import make_result
 from ..task import Task
 from .cells import Cell, blocks_of, cells_of, parts_of
-from .judging import Heads, Judged, Votes, best_of
+from .judging import CellHeads, Judged, Votes, best_of
 from .options import LayersOptions
 from .picture import LayerFiles
 from .poolings import ATTENTIVE, DEFAULT
@@ -33,7 +33,7 @@ K, TEMPERATURE = 20, 0.07  # of votes
 
 
 @dataclass(frozen=True)
-class Plan:
+class LayersPlan:
     """All that `measure` computes."""
 
     shapes: Shapes
@@ -58,7 +58,7 @@ class Plan:
         return max(sum(map(self.shapes.width, cell.parts)) for cell in read)
 
 
-def checked(task: Task, options: LayersOptions) -> Plan:
+def checked(task: Task, options: LayersOptions) -> LayersPlan:
     """What `measure` computes; it refuses what `measure` refuses before any work.
 
     Raises:
@@ -74,7 +74,7 @@ def checked(task: Task, options: LayersOptions) -> Plan:
     assert task.train.labels is not None
     labels = task.train.labels
     all_succeed(lambda: held_out(labels, options.seed))
-    return Plan(shapes, cells, *options.plans(len(labels)))
+    return LayersPlan(shapes, cells, *options.plans(len(labels)))
 
 
 def _shapes(task: Task) -> Shapes:
@@ -110,11 +110,11 @@ def measure(task: Task, options: LayersOptions, reporter: Reporter) -> Measureme
     """
     start = time.monotonic()
     plan = checked(task, options)
-    probe: Heads | Votes
+    probe: CellHeads | Votes
     if options.probe == "knn":
         probe = Votes(task, K, TEMPERATURE, options.seed)
     else:
-        probe = Heads(task, plan.linear, plan.attentive, plan.shapes, options.seed)
+        probe = CellHeads(task, plan.linear, plan.attentive, plan.shapes, options.seed)
     reporter.note(storage(task, plan))
     rows = part_rows(task, task.train, plan.parts, plan.shapes, reporter, name="train")
     judged = _judged(probe, plan.cells, rows, reporter)
@@ -145,7 +145,7 @@ def measure(task: Task, options: LayersOptions, reporter: Reporter) -> Measureme
     return Measurement(result, predictions, partial(_show, result), LayerFiles(predictions))
 
 
-def storage(task: Task, plan: Plan) -> str:
+def storage(task: Task, plan: LayersPlan) -> str:
     """What a pass keeps, for people."""
     images, where = len(task.train), "in memory" if task.cache is None else "in the cache"
     return (
@@ -155,7 +155,7 @@ def storage(task: Task, plan: Plan) -> str:
     )
 
 
-def _judged(probe: Heads | Votes, cells: Sequence[Cell], rows: Any, reporter: Reporter) -> list[Judged]:
+def _judged(probe: CellHeads | Votes, cells: Sequence[Cell], rows: Any, reporter: Reporter) -> list[Judged]:
     judged = []
     with reporter.progress("blocks and poolings", len(cells)) as bar:
         for cell in cells:
@@ -165,7 +165,7 @@ def _judged(probe: Heads | Votes, cells: Sequence[Cell], rows: Any, reporter: Re
     return judged
 
 
-def _settings(options: LayersOptions, plan: Plan, judged: Sequence[Judged], best: Judged) -> dict[str, Any]:
+def _settings(options: LayersOptions, plan: LayersPlan, judged: Sequence[Judged], best: Judged) -> dict[str, Any]:
     vectors = [cell for cell in plan.cells if cell.pooling not in (DEFAULT, ATTENTIVE)]
     heads: dict[str, Any] = {"k": K, "temperature": TEMPERATURE}
     if options.probe == "linear":

@@ -15,7 +15,7 @@ STATUSES = (PUBLISHED, MEASURED, REPRODUCED, FAILED)
 
 
 @dataclass(frozen=True)
-class Source:
+class FigureSource:
     """Where a figure comes from."""
 
     text: str  # a table, a repository's file, or a result file
@@ -33,7 +33,7 @@ class MeasuredResult:
     """A result, and what is known of its checkpoint from elsewhere."""
 
     result: Result  # as read
-    source: Source  # its file
+    source: FigureSource  # its file
     checkpoint: Checkpoint | None = None  # the catalogue's row of what was evaluated; None where it has none
 
 
@@ -65,7 +65,7 @@ class LeaderboardRow:
     crops: str | None  # its views
     weights: str = ""  # sha256 of the weights that were measured; empty of published rows
     cells: dict[str, LeaderboardCell] = field(default_factory=dict)  # by metric
-    sources: list[Source] = field(default_factory=list)  # of all its figures
+    sources: list[FigureSource] = field(default_factory=list)  # of all its figures
     notes: list[str] = field(default_factory=list)  # what a reader must know
     own: bool = False  # measured by the reader, not by who made this package
     verdicts: set[str] = field(default_factory=set)  # PASS, FAIL or CANNOT of published figures that were checked

@@ -25,10 +25,10 @@ class ImagesKey:
     train: str  # which train images; equal where figures may be compared
 
 
-def of_result(result: Result, kind: FigureKind) -> Fields:
+def fields_of_result(result: Result, kind: FigureKind) -> Fields:
     """Every field that defines a measured figure, in the order in which people ask for them; values as in JSON."""
     settings = json.loads(json.dumps(result.settings))
-    protocol = protocols.of_result(result.protocol)
+    protocol = protocols.protocol_of_result(result.protocol)
     fields = named(settings) if protocol is None else protocol.fields_of(settings, kind)
     images = result.checkpoint.get("preprocessing") or {}
     sides = _sides(images.get("resize"), images.get("crop"))
@@ -42,7 +42,7 @@ def _sides(resize: int | None, crop: int | None) -> Fields:
 def images_of_result(result: Result) -> ImagesKey:
     """The images that were used: those of the registry where they are, else any by their fingerprints."""
     train, test = (_part(result.data, name) for name in ("train", "test"))
-    protocol = protocols.of_result(result.protocol)
+    protocol = protocols.protocol_of_result(result.protocol)
     for images in _registered("classes" if protocol is None else protocol.labels):
         if images.test_fingerprint is None:
             same = (images.test, images.classes) == (test.get("images"), result.data.get("classes"))

@@ -11,7 +11,7 @@ from excb.files import json_text
 from excb.hub.catalogue import BUNDLED, Checkpoint, find
 from excb.results.result import Result
 
-from .board import MeasuredResult, Source
+from .board import FigureSource, MeasuredResult
 
 _NEAR = 2  # a page may link to files that lie at most so many folders above its own
 
@@ -29,7 +29,7 @@ def gather(named: Sequence[Path | Result], out: Path) -> list[MeasuredResult]:
     results: dict[str, MeasuredResult] = {}
     for result in (each for each in named if isinstance(each, Result)):
         row = find(str(result.checkpoint.get("name") or result.checkpoint.get("source")))
-        results.setdefault(result.to_json(), MeasuredResult(result, Source("measured now"), row))
+        results.setdefault(result.to_json(), MeasuredResult(result, FigureSource("measured now"), row))
     for file in results_of([each for each in named if isinstance(each, Path)]):
         result = Result.read(file)
         results.setdefault(result.to_json(), MeasuredResult(result, _source(file, out), _checkpoint(result, file)))
@@ -80,7 +80,7 @@ def _is_result(file: Path) -> bool:
     return isinstance(values, dict) and {"schema", "protocol", "figures"} <= values.keys()
 
 
-def _source(file: Path, out: Path) -> Source:
+def _source(file: Path, out: Path) -> FigureSource:
     """The file by its name, and a link to it from the page's folder where it lies near, so that both may be moved."""
     if file.is_relative_to(BUNDLED):
         name = PurePosixPath("excb", "bundled", file.relative_to(BUNDLED).as_posix()).as_posix()
@@ -89,8 +89,8 @@ def _source(file: Path, out: Path) -> Source:
     try:
         way = PurePosixPath(Path(os.path.relpath(file.resolve(), out.resolve())).as_posix())
     except ValueError:  # on another drive
-        return Source(name)
-    return Source(name, quote(os.fsencode(str(way))) if way.parts.count("..") <= _NEAR else None)
+        return FigureSource(name)
+    return FigureSource(name, quote(os.fsencode(str(way))) if way.parts.count("..") <= _NEAR else None)
 
 
 def _checkpoint(result: Result, file: Path) -> Checkpoint | None:

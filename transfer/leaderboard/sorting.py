@@ -12,7 +12,7 @@ from ..protocols import families, family_of, kind_of
 from ..published.claim import Claim
 from ..reporting.fields import OTHER, differences, digest
 from . import comparable
-from .board import Board, Group, LeaderboardCell, LeaderboardRow, MeasuredResult, Source
+from .board import Board, FigureSource, Group, LeaderboardCell, LeaderboardRow, MeasuredResult
 from .comparable import ImagesKey
 
 PACKAGED = "excb/bundled/"  # files of results that come with the package
@@ -58,7 +58,8 @@ class _Boards:
             published.append(claim.value)
         paper = claim.source.startswith("ExCB (ECCV 2024)")
         _add(
-            row.sources, Source(claim.source.replace("ExCB (ECCV 2024)", "paper"), AUTHORS if paper else claim.address)
+            row.sources,
+            FigureSource(claim.source.replace("ExCB (ECCV 2024)", "paper"), AUTHORS if paper else claim.address),
         )
         unstated, otherwise = ", ".join(claim.unstated), "; ".join(claim.differs)
         for note in (claim.note, unstated and f"not stated: {unstated}", otherwise and f"not as here: {otherwise}"):
@@ -70,7 +71,7 @@ class _Boards:
         for figure, value in result.figures.items():
             if (kind := kind_of(figure)) is None:
                 continue
-            group = self._group(kind, images, comparable.of_result(result, kind), result.protocol)
+            group = self._group(kind, images, comparable.fields_of_result(result, kind), result.protocol)
             row = _row_like(group, _measured_row(each))
             row.own = row.own or not each.source.text.startswith(PACKAGED)
             cell = row.cells.setdefault(kind.metric, LeaderboardCell())

@@ -98,11 +98,11 @@ def _protocol(result: Result) -> None:
         raise UserError(objection)
     for name in result.figures:
         if (kind := kind_of(name)) is not None:
-            comparable.of_result(result, kind)
+            comparable.fields_of_result(result, kind)
 
 
 def _protocol_of(result: Result) -> Protocol:
-    if (protocol := protocols.of_result(result.protocol)) is None:
+    if (protocol := protocols.protocol_of_result(result.protocol)) is None:
         names = ", ".join(PROTOCOLS)
         raise UserError(f"protocol '{result.protocol}' is none of this version: it knows {names}")
     return protocol

@@ -8,13 +8,13 @@ from excb.distributed.collectives import rank, run_on_rank0
 
 from ..probes.logistic import SOLVER
 from ..probes.penalty import Rule, choose_penalty, fits_of, log_likelihood, right_share
-from ..probes.selection import Choice, Outcome
+from ..probes.selection import Choice, JudgedGuesses
 from ..task import Task
 
 
 def logistic_regression(
     task: Task, reporter: Reporter, strengths: Sequence[float], *, select: Literal["holdout", "test"], seed: int
-) -> Outcome:
+) -> JudgedGuesses:
     """Fit on rank 0 for all.
 
     Args:
@@ -51,4 +51,4 @@ def logistic_regression(
         shares = [chosen.sweep[C][0] for C in strengths]
         choice = Choice.of(strengths.index(chosen.C), tried, shares, images=chosen.images, select=select)
     settings = SOLVER | {"features": "pooled"} | choice.settings
-    return Outcome(chosen.top(test), settings, (*choice.notes, *chosen.notes))
+    return JudgedGuesses(chosen.top(test), settings, (*choice.notes, *chosen.notes))

@@ -27,7 +27,7 @@ from ..probes.attentive import queries_of
 from ..probes.heads import HeadBank
 from ..probes.recipes import LinearProtocol
 from ..probes.rows import part_rows, shapes_of
-from ..probes.selection import Choice, Outcome, choose_among, held_out, outcome_of
+from ..probes.selection import Choice, JudgedGuesses, choose_among, held_out, outcome_of
 from ..probes.training import attentive_bank, fitting, linear_bank, scaled, scaled_rows, tried
 from ..task import Task
 
@@ -42,7 +42,7 @@ class Probe:
     select: str  # "holdout" or "test": the images on which one of several heads is chosen
     seed: int  # names first weights, order, crops and held-out images
 
-    def through_backbone(self, state: Path | None) -> Outcome:
+    def through_backbone(self, state: Path | None) -> JudgedGuesses:
         """Train on new crops every epoch; those heads that choose see the same batches without the held-out images."""
         labels = self.task.train.labels
         assert labels is not None
@@ -112,7 +112,7 @@ class Probe:
         parts = [network(part.to(self.task.device, dtype, non_blocking=True)) for part in images.split(self.task.batch)]
         return torch.cat(parts).to(bank.weight.dtype)
 
-    def on_features(self) -> Outcome:
+    def on_features(self) -> JudgedGuesses:
         """Train on precomputed features."""
         task, plan, kind = self.task, self.plan, self.plan.features
         assert kind != "patches"
@@ -130,7 +130,7 @@ class Probe:
             seed=self.seed,
         )
 
-    def on_patches(self) -> Outcome:
+    def on_patches(self) -> JudgedGuesses:
         """Train attentive probes on the patches of the last map, which are kept on disk and read as they are needed.
 
         Raises:

@@ -23,9 +23,9 @@ from ..task import Task
 from . import calibration
 from .altered import KINDS, QUALITY, SIDES, mirrored
 from .calibration import Calibration
-from .descriptors import FLOOR, WIDTH, Descriptor, Hashes, WhitenedFeatures, Whitening
+from .descriptors import FLOOR, WIDTH, Descriptor, PerceptualHashes, WhitenedFeatures, Whitening
 from .hashing import bits_of
-from .matching import Pair, Rows, pairs
+from .matching import DescriptorRows, Pair, pairs
 
 NEIGHBOURS, TEMPERATURE = 20, 0.07  # of the k-NN figure: DINO's
 SHARE, ALL, WITHOUT, ONLY = "overlap_images", "overlap_knn_all", "overlap_knn_without", "overlap_knn_only"
@@ -97,18 +97,18 @@ def audit(
         UserError: no image of a set can be read, or as `calibrate`.
     """
     start = time.monotonic()
-    hashes = Hashes(hashing)
+    hashes = PerceptualHashes(hashing)
     train, (own, _) = hashes.readable(hashing.train, "train", reporter)
     test, sides = hashes.readable(hashing.test, "test", reporter)
     descriptors: dict[str, Descriptor] = {"hash": hashes}
-    rows = {"hash": Rows(own, *sides)}
+    rows = {"hash": DescriptorRows(own, *sides)}
     if task is not None:
         task = replace(task, train=train, test=test)
         bank, queries = task.stored(train, "train", reporter), task.stored(test, "test", reporter)
         features = WhitenedFeatures(task, Whitening.fit(bank))
         flipped = features.rows(mirrored(test), "test, mirrored", reporter)
         descriptors = {"features": features, **descriptors}
-        rows = {"features": Rows(features.whitening(bank), features.whitening(queries), flipped), **rows}
+        rows = {"features": DescriptorRows(features.whitening(bank), features.whitening(queries), flipped), **rows}
     banks = {name: each.train for name, each in rows.items()}
     chosen = {name: each for name, each in thresholds.items() if name in descriptors}
     calibrated = calibration.calibrate(train, banks, descriptors, chosen, reporter, planted=planted, by_class=by_class)

@@ -39,7 +39,7 @@ class Descriptor(Protocol):
 
 
 @dataclass(frozen=True)
-class Hashes:
+class PerceptualHashes:
     """Perceptual hashes.
 
     Args:

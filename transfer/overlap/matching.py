@@ -26,7 +26,7 @@ class Pair(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Rows:
+class DescriptorRows:
     """Rows of one descriptor, on the CPU."""
 
     train: Tensor  # [N, D]
@@ -68,13 +68,15 @@ def cosines(first: Tensor, second: Tensor) -> Tensor:
     return (unit[0] * unit[1]).sum(1)
 
 
-def pairs(rows: Mapping[str, Rows], thresholds: Mapping[str, float], near: Mapping[str, set[Place]]) -> list[Pair]:
+def pairs(
+    rows: Mapping[str, DescriptorRows], thresholds: Mapping[str, float], near: Mapping[str, set[Place]]
+) -> list[Pair]:
     """The pairs that any descriptor found, with the similarities by all of them; the most alike first.
 
     Args:
         rows: by descriptor.
         thresholds: cosines, by descriptor.
-        near: what `Rows.near` found, by descriptor.
+        near: what `DescriptorRows.near` found, by descriptor.
     """
     found = sorted(set().union(*near.values()))
     if not found:

@@ -27,7 +27,7 @@ Rows = Tensor | PartRows  # features in memory, or read when they are needed
 
 
 @dataclass(frozen=True)
-class Outcome:
+class JudgedGuesses:
     """A trained classifier's guesses for the test images [Q, 5 or fewer], and what a reader must know of it."""
 
     top5: Tensor
@@ -102,7 +102,7 @@ class Choice:
         return cls(head, how, (f"{best}, as authors report it: an optimistic figure",))
 
 
-def outcome_of(bank: Bank, head: int, test: Rows, choice: Choice, settings: dict[str, Any]) -> Outcome:
+def outcome_of(bank: Bank, head: int, test: Rows, choice: Choice, settings: dict[str, Any]) -> JudgedGuesses:
     """The guesses of one head for the test images' features [Q, D].
 
     Raises:
@@ -113,7 +113,7 @@ def outcome_of(bank: Bank, head: int, test: Rows, choice: Choice, settings: dict
             f"the head trained with {as_text(choice.settings['chosen'])} diverged: name a lower --lr",
         )
     top5 = torch.cat([bank.top(part, head) for part, _ in _parts(test)])
-    return Outcome(top5, settings | choice.settings, choice.notes)
+    return JudgedGuesses(top5, settings | choice.settings, choice.notes)
 
 
 def scores_of(bank: Bank, rows: Rows, labels: Tensor, among: Tensor | None = None) -> tuple[Tensor, Tensor]:
@@ -156,7 +156,7 @@ def choose_among(
     settings: dict[str, Any],
     select: str,
     seed: int,
-) -> Outcome:
+) -> JudgedGuesses:
     """Fit heads on prepared features; what is chosen on held-out images is fitted again on all train images.
 
     Args:

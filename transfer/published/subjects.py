@@ -64,7 +64,7 @@ class Subject:
         return cls(name=name, architecture=entry.architecture.name, recipe=recipe, **facts)
 
 
-def obstacle(claim: Claim, subject: Subject) -> str:
+def why_not_checked(claim: Claim, subject: Subject) -> str:
     """Why a claim cannot be checked on a checkpoint; empty where it can."""
     return (
         subject.missing

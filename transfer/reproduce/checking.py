@@ -23,7 +23,7 @@ from .runs import EvaluationRun, claims_of, plan_runs
 from .verdicts import Verdict, Word, judge, other_images
 
 
-def reproduce(options: ReproduceOptions, shell: Shell, device: torch.device) -> set[Word]:
+def run_reproduction(options: ReproduceOptions, shell: Shell, device: torch.device) -> set[Word]:
     """`excb-eval reproduce` in this process; all ranks call this.
 
     Returns:

@@ -12,9 +12,9 @@ FAILED, NOTHING_CHECKED = 1, 3  # exit codes
 
 
 def _work(given: list[Any], shell: Shell, device: "torch.device") -> int:
-    from .checking import reproduce
+    from .checking import run_reproduction
 
-    words = reproduce(given[0], shell, device)
+    words = run_reproduction(given[0], shell, device)
     return FAILED if "FAIL" in words else 0 if "PASS" in words or not words else NOTHING_CHECKED
 
 

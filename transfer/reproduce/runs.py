@@ -13,7 +13,7 @@ from excb.hub.resolve import local_folder
 from ..protocols import protocol_named
 from ..published import registry
 from ..published.claim import Claim
-from ..published.subjects import Subject, obstacle
+from ..published.subjects import Subject, why_not_checked
 from ..runner import Evaluation, of_python
 from .options import ReproduceOptions
 from .verdicts import Verdict
@@ -91,7 +91,7 @@ def plan_runs(claims: Sequence[Claim], checkpoint: str | None) -> tuple[list[Eva
     cannot = []
     for claim in claims:
         subject = own or Subject.of_row(_row(claim.checkpoint))
-        if why := obstacle(claim, subject):
+        if why := why_not_checked(claim, subject):
             cannot.append(Verdict(claim=claim, word="CANNOT", why=why))
             continue
         key = (subject.name, claim.data.name, *claim.protocol.arguments())

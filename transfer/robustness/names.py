@@ -33,7 +33,7 @@ ALEXNET = dict(
 )
 
 
-def chosen(words: Sequence[str]) -> tuple[str, ...]:
+def corruptions_named(words: Sequence[str]) -> tuple[str, ...]:
     """The corruptions that words name, in the order of `ALL`.
 
     Args:

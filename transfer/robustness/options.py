@@ -9,7 +9,7 @@ from excb.errors import require
 from excb.options import option
 
 from ..protocol import ProtocolOptions
-from .names import ALL, GROUPS, SEVERITIES, chosen
+from .names import ALL, GROUPS, SEVERITIES, corruptions_named
 
 _CORRUPTIONS, _OTHERS, _HEAD = "corruptions of the test images", "other test images", "head"
 
@@ -65,7 +65,7 @@ class RobustnessOptions(ProtocolOptions):
     @property
     def corruption_names(self) -> tuple[str, ...]:
         """The corruptions by name, in the order of `names.ALL`. Raises UserError where a word names nothing."""
-        return chosen(self.corruptions)
+        return corruptions_named(self.corruptions)
 
     @property
     def ascending_severities(self) -> tuple[int, ...]:

@@ -20,7 +20,7 @@ from excb.images.image_set import Images
 from excb.images.subset import Subset
 
 from ..data.changed import ChangedImages
-from ..data.folders import is_imagenet, labelled_images
+from ..data.folders import images_with_labels, is_imagenet
 from ..data.named_sets import Note
 from .options import is_mapped
 
@@ -79,7 +79,7 @@ def open_set(text: str, classes: Sequence[str], *, border: int = 0, note: Note =
     folder, _, file = text.rpartition("=")
     mapped = is_mapped(text)
     place = folder if mapped else text
-    images = labelled_images(place, note)
+    images = images_with_labels(place, note)
     own = images.classes or ()
     table = _named_classes(Path(file), classes) if mapped else _same_classes(own, classes)
     right = torch.zeros(len(own), len(classes), dtype=torch.bool)

@@ -32,7 +32,7 @@ class OpenSet:
     test: Images
 
 
-def chosen(words: Sequence[str], own: Mapping[str, str], only: Sequence[str] = ()) -> list[SetEntry]:
+def sets_named(words: Sequence[str], own: Mapping[str, str], only: Sequence[str] = ()) -> list[SetEntry]:
     """The sets of a command line.
 
     Args:
@@ -119,7 +119,7 @@ def _entry(table: Mapping[str, str], where: str) -> SetEntry:
     return SetEntry(name, images, data or f"{train}, {test}", METRICS[metric] if metric else usual, "", "")
 
 
-def opened(entries: Sequence[SetEntry], root: Path, note: Note) -> tuple[list[OpenSet], dict[str, str]]:
+def open_sets(entries: Sequence[SetEntry], root: Path, note: Note) -> tuple[list[OpenSet], dict[str, str]]:
     """The sets whose images are there, and why the others are skipped, by name; all ranks call this.
 
     Args:

@@ -16,9 +16,9 @@ from .options import SetsOptions
 if TYPE_CHECKING:
     import torch
 
-    from ..every.suite import Outcome, Step
+    from ..every.suite import PlannedStep, StepOutcome
     from ..task import Task
-    from .running import Contender, Sets
+    from .running import Candidate, Sets
 
 
 def _work(given: list[Any], shell: Shell, device: "torch.device") -> int:
@@ -26,7 +26,7 @@ def _work(given: list[Any], shell: Shell, device: "torch.device") -> int:
 
     from ..data.torchvision_sets import sets_root
     from ..every import suite
-    from .choosing import chosen, opened
+    from .choosing import open_sets, sets_named
     from .heads import Options
     from .running import Sets
 
@@ -35,32 +35,32 @@ def _work(given: list[Any], shell: Shell, device: "torch.device") -> int:
     all_succeed(options.check)
     if out is None and not shell.dry_run:
         raise UserError.on_all_ranks("name the folder for results with --out DIR")
-    entries = chosen(options.sets, options.own_sets, options.only)
-    found, skipped = opened(entries, sets_root(options.data), reporter.note)
+    entries = sets_named(options.sets, options.own_sets, options.only)
+    found, skipped = open_sets(entries, sets_root(options.data), reporter.note)
     if out is not None:
         refuse_results_among((images for each in found for images in (each.train, each.test)), out)
     for name, why in skipped.items():
         reporter.warn(f"{name}: skipped, {why}")
     heads = Options(tuple(sorted(set(options.shots))), options.episodes, options.k, seed=options.seed)
     sets = Sets(found, skipped, heads, options.network, reporter)
-    contenders = _contenders(options, sets, device)
+    candidates = _candidates(options, sets, device)
     if shell.dry_run:
         if is_rank0():
-            _show_plan(contenders, shell)
+            _show_plan(candidates, shell)
         return 0
     assert out is not None
     outcomes = {}
-    for one in contenders:
+    for one in candidates:
         reporter.note(f"{one.name}:")
         steps = [step for step in one.steps if not step.skipped]
         outcomes[one.name] = suite.run_suite(steps, out / one.folder, one.run, reporter, what="sets")
-    run_on_rank0(lambda: _report(contenders, outcomes, sets, shell))
+    run_on_rank0(lambda: _report(candidates, outcomes, sets, shell))
     if failed := next((one for each in outcomes.values() for one in each if one.failed), None):
         raise UserError.on_all_ranks(f"{failed.step.title} could not be measured: {failed.failed}")
     return 0
 
 
-def _contenders(options: SetsOptions, sets: "Sets", device: "torch.device") -> "list[Contender]":
+def _candidates(options: SetsOptions, sets: "Sets", device: "torch.device") -> "list[Candidate]":
     """The checkpoints, then every network untrained, then raw pixels."""
     from excb.distributed.workers import worker_count
 
@@ -72,9 +72,9 @@ def _contenders(options: SetsOptions, sets: "Sets", device: "torch.device") -> "
         return task_on(replace(options, ckpt=checkpoint), first.train, first.test, device)
 
     preparation = Preparation(open_task, own=options.own_preprocessing)
-    twins: dict[str, Contender] = {}
+    twins: dict[str, Candidate] = {}
 
-    def plan(task: "Task") -> "list[Step]":
+    def plan(task: "Task") -> "list[PlannedStep]":
         steps = sets.of_task(task)
         if not task.is_untrained:
             twin = sets.untrained(task)
@@ -94,12 +94,12 @@ def _contenders(options: SetsOptions, sets: "Sets", device: "torch.device") -> "
     ]
 
 
-def _show_plan(contenders: "Sequence[Contender]", shell: Shell) -> None:
+def _show_plan(candidates: "Sequence[Candidate]", shell: Shell) -> None:
     from ..every.suite import plan_suite
 
     reporter, out = shell.reporter, shell.out
 
-    plans = {one.name: plan_suite(one.steps, None if out is None else out / one.folder) for one in contenders}
+    plans = {one.name: plan_suite(one.steps, None if out is None else out / one.folder) for one in candidates}
     if shell.json:
         reporter.answer(json.dumps({"plans": plans}, indent=2, ensure_ascii=False))
         return
@@ -108,8 +108,8 @@ def _show_plan(contenders: "Sequence[Contender]", shell: Shell) -> None:
 
 
 def _report(
-    contenders: "Sequence[Contender]",
-    outcomes: "Mapping[str, Sequence[Outcome]]",
+    candidates: "Sequence[Candidate]",
+    outcomes: "Mapping[str, Sequence[StepOutcome]]",
     sets: "Sets",
     shell: Shell,
 ) -> None:
@@ -118,7 +118,7 @@ def _report(
 
     reporter, out = shell.reporter, shell.out
     assert out is not None
-    made = gathered_tables(contenders, outcomes, sets.opened)
+    made = gathered_tables(candidates, outcomes, sets.opened)
     if not made:
         return
     metrics = {each.entry.name: each.entry.metric.title for each in sets.opened}

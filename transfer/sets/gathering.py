@@ -10,11 +10,11 @@ from excb.files.csv_text import csv_table
 from excb.references.guessing import MAJORITY, TITLES
 from excb.results.result import Result
 
-from ..every.suite import Outcome
+from ..every.suite import StepOutcome
 from ..standings.forms import Sheet, sheet_as_latex, sheet_as_markdown, sheet_as_page
 from .choosing import OpenSet
 from .heads import KNN, LOGREG
-from .running import Contender, answers_of
+from .running import Candidate, answers_of
 from .standings import MEAN, HeadFigures, HeadTable, SetAnswers, head_table
 
 NAME = "sets"  # of the files with all figures
@@ -29,12 +29,12 @@ EXPLANATION = (
 
 
 def gathered_tables(
-    contenders: Sequence[Contender], outcomes: Mapping[str, Sequence[Outcome]], opened: Sequence[OpenSet]
+    candidates: Sequence[Candidate], outcomes: Mapping[str, Sequence[StepOutcome]], opened: Sequence[OpenSet]
 ) -> list[HeadTable]:
     """A table for each head, with all that could be measured.
 
     Args:
-        contenders: checkpoints and references.
+        candidates: checkpoints and references.
         outcomes: of all of them, by name.
         opened: the sets.
 
@@ -42,7 +42,7 @@ def gathered_tables(
         UserError: the answers of a result are gone.
     """
     results = {
-        one.name: {made.step.name: made for made in outcomes[one.name] if made.result is not None} for one in contenders
+        one.name: {made.step.name: made for made in outcomes[one.name] if made.result is not None} for one in candidates
     }
     everything = [made for each in results.values() for made in each.values()]
     heads = dict.fromkeys(head for made in everything if made.result for head in made.result.figures)
@@ -53,7 +53,7 @@ def gathered_tables(
             head,
             head_title(head),
             [
-                *(_figures(one, head, results[one.name], answers[one.name]) for one in contenders),
+                *(_figures(one, head, results[one.name], answers[one.name]) for one in candidates),
                 _majority(head, everything),
             ],
             sets,
@@ -67,7 +67,7 @@ def head_title(head: str) -> str:
     return _TITLES.get(head) or f"{head.removeprefix('shot')} image{'s' * (head != 'shot1')} of each class"
 
 
-def _answers(made: Outcome, opened: Sequence[OpenSet]) -> dict[str, SetAnswers]:
+def _answers(made: StepOutcome, opened: Sequence[OpenSet]) -> dict[str, SetAnswers]:
     """The answers of a result by head."""
     assert made.result is not None
     assert made.file is not None
@@ -77,7 +77,7 @@ def _answers(made: Outcome, opened: Sequence[OpenSet]) -> dict[str, SetAnswers]:
 
 
 def _figures(
-    one: Contender, head: str, made: Mapping[str, Outcome], answers: Mapping[str, Mapping[str, SetAnswers]]
+    one: Candidate, head: str, made: Mapping[str, StepOutcome], answers: Mapping[str, Mapping[str, SetAnswers]]
 ) -> HeadFigures:
     there = {name: each.result for name, each in made.items() if each.result and head in each.result.figures}
     return HeadFigures(
@@ -89,7 +89,7 @@ def _figures(
     )
 
 
-def _majority(head: str, made: Sequence[Outcome]) -> HeadFigures:
+def _majority(head: str, made: Sequence[StepOutcome]) -> HeadFigures:
     """The figures of answers without a look at an image, which are the same for all checkpoints."""
 
     def of(result: Result | None) -> float | None:

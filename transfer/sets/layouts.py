@@ -9,7 +9,7 @@ from excb.images.image_set import Images, ImageSet
 from excb.images.subset import Subset
 from excb.seeding import Purpose, generator
 
-from ..data.classes import labelled
+from ..data.classes import labelled_folder
 from ..data.multilabel import open_multilabel
 from ..data.named_sets import Note
 from ..data.torchvision_sets import open_torchvision
@@ -47,7 +47,7 @@ def caltech101(root: Path, _note: Note) -> tuple[Images, Images]:
     """
     folder = root / "caltech101" / "101_ObjectCategories"
     require(folder.is_dir(), f"no folder {folder}")
-    images = labelled(folder)
+    images = labelled_folder(folder)
     assert images.labels is not None
     chosen = np.zeros(len(images), bool)
     for label, name in enumerate(images.classes or ()):

@@ -23,7 +23,7 @@ from excb.references.guessing import MAJORITY
 from excb.results.result import Result
 from excb.version import __version__
 
-from ..every.suite import RunStep, Step, common
+from ..every.suite import PlannedStep, RunStep, common
 from ..task import Task
 from .choosing import OpenSet
 from .heads import Options, SetMeasurements, measure, unpack_answers
@@ -35,13 +35,13 @@ Judged = tuple[SetMeasurements, dict[str, Any]]  # figures, and what they are of
 
 
 @dataclass(frozen=True)
-class Contender:
+class Candidate:
     """A checkpoint, its network untrained, or raw pixels."""
 
     name: str  # in tables
     folder: str  # of its results
     reference: bool  # whether it is there to be beaten
-    steps: Sequence[Step]  # one a set
+    steps: Sequence[PlannedStep]  # one a set
     run: RunStep  # measures a set and writes FILE.json and FILE.npz
 
 
@@ -55,7 +55,7 @@ class Sets:
     network: str  # teacher or student
     reporter: Reporter
 
-    def steps(self, depends_on: Callable[[OpenSet], Mapping[str, Any]]) -> list[Step]:
+    def steps(self, depends_on: Callable[[OpenSet], Mapping[str, Any]]) -> list[PlannedStep]:
         """A step for each set, those that are missing with the reason."""
         there = {each.entry.name: each for each in self.opened}
         shots = ["--shots", *map(str, self.options.shots)]
@@ -73,26 +73,26 @@ class Sets:
             ]
             if name in there:
                 settings = {"settings": self.options.settings(there[name].entry.metric.name)}
-                steps.append(Step(name, name, words, depends_on={**depends_on(there[name]), **settings}))
+                steps.append(PlannedStep(name, name, words, depends_on={**depends_on(there[name]), **settings}))
             else:
-                steps.append(Step(name, name, words, skipped=self.skipped[name]))
+                steps.append(PlannedStep(name, name, words, skipped=self.skipped[name]))
         return steps
 
-    def of_task(self, task: Task) -> list[Step]:
+    def of_task(self, task: Task) -> list[PlannedStep]:
         """The steps of a checkpoint."""
         return self.steps(lambda each: common(replace(task, train=each.train, test=each.test), self.network))
 
-    def checkpoint(self, name: str, folder: str, steps: Sequence[Step], load: Callable[[], Task]) -> Contender:
+    def checkpoint(self, name: str, folder: str, steps: Sequence[PlannedStep], load: Callable[[], Task]) -> Candidate:
         """A checkpoint, which is loaded when the first of its sets is measured."""
-        return Contender(name, folder, False, steps, partial(self._run, self._of_network, cache(load)))
+        return Candidate(name, folder, False, steps, partial(self._run, self._of_network, cache(load)))
 
-    def untrained(self, task: Task) -> Contender:
+    def untrained(self, task: Task) -> Candidate:
         """The network of a task with random weights, for each set with the BatchNorm statistics of its train images."""
         task.backbone.to("cpu")  # its weights are of no use here, and would fill a GPU
         architecture, prepared = task.backbone.entry.architecture.name, task.preprocessing.to_dict()
         own = {"untrained": architecture, "preprocessing": prepared}
         code = hashlib.sha256(repr(own).encode()).hexdigest()[:8]
-        return Contender(
+        return Candidate(
             f"{architecture.removeprefix('timm:')}, untrained",
             f"{REFERENCES}/untrained-{code}",
             True,
@@ -100,17 +100,17 @@ class Sets:
             partial(self._run, self._of_untrained, lambda: task),
         )
 
-    def pixels(self, device: torch.device, workers: int) -> Contender:
+    def pixels(self, device: torch.device, workers: int) -> Candidate:
         """Raw pixels at 32 x 32."""
         steps = self.steps(lambda each: {"preprocessing": PIXELS.to_dict()} | _images(each))
         made = partial(self._of_pixels, device, workers)
-        return Contender("raw pixels", f"{REFERENCES}/pixels", True, steps, partial(self._run, made, lambda: None))
+        return Candidate("raw pixels", f"{REFERENCES}/pixels", True, steps, partial(self._run, made, lambda: None))
 
     def _run(
         self,
         evaluate: Callable[[OpenSet, Any], Judged],
         load: Callable[[], Any],
-        _step: Step,
+        _step: PlannedStep,
         file: Path,
     ) -> list[Path]:
         """Measure the set that a file is named after, and write it; as `suite.RunStep`."""

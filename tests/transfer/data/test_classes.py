@@ -6,12 +6,12 @@ import pytest
 
 from excb.errors import UserError
 from excb.images.scanning import scan_folder
-from excb.transfer.data.classes import labelled, with_classes_of
+from excb.transfer.data.classes import labelled_folder, with_classes_of
 from tests.transfer.labelled_images import write_folder
 
 
 def test_test_images_take_the_train_sets_class_indices(tmp_path: Path) -> None:
-    train = labelled(write_folder(tmp_path / "train", each=1, classes=("ant", "bee", "dog", "gnu")))
+    train = labelled_folder(write_folder(tmp_path / "train", each=1, classes=("ant", "bee", "dog", "gnu")))
     test = with_classes_of(scan_folder(write_folder(tmp_path / "test", each=2, classes=("bee", "gnu"))), train)
     assert test.classes == ("ant", "bee", "dog", "gnu")
     assert test.labels is not None
@@ -20,7 +20,7 @@ def test_test_images_take_the_train_sets_class_indices(tmp_path: Path) -> None:
 
 
 def test_test_images_may_be_all_of_one_class(tmp_path: Path) -> None:
-    train = labelled(write_folder(tmp_path / "train", each=1, classes=("ant", "bee", "dog")))
+    train = labelled_folder(write_folder(tmp_path / "train", each=1, classes=("ant", "bee", "dog")))
     test = with_classes_of(scan_folder(write_folder(tmp_path / "test", each=2, classes=("dog",))), train)
     assert test.labels is not None
     assert test.labels.tolist() == [2, 2]
@@ -59,4 +59,4 @@ def test_mostly_unknown_classes_are_refused(tmp_path: Path) -> None:
 
 def test_train_images_of_one_class_only_are_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"has one class only \(ant\): classification needs at least two"):
-        labelled(write_folder(tmp_path / "train", each=2, classes=("ant",)))
+        labelled_folder(write_folder(tmp_path / "train", each=2, classes=("ant",)))

@@ -18,8 +18,8 @@ from excb.errors import UserError
 from excb.images.decoding import BrokenImageError, open_image
 from excb.images.scanning import scan_folder
 from excb.transfer.data import sources
-from excb.transfer.data.classes import labelled, with_classes_of
-from excb.transfer.data.named_sets import Source, numbered
+from excb.transfer.data.classes import labelled_folder, with_classes_of
+from excb.transfer.data.named_sets import SetSource, numbered
 from excb.transfer.data.sources import images_of, open_source, train_and_test
 from excb.transfer.data.torchvision_sets import SETS, ArrayImages
 from tests.excb.images.shard_files import picture, tar_of, webdataset
@@ -55,7 +55,7 @@ def data(tmp_path: Path) -> Path:
 
 def test_folders_give_the_sets_that_they_always_gave(data: Path) -> None:
     train, test = train_and_test(str(data))
-    known = labelled(data / "train")
+    known = labelled_folder(data / "train")
     expected = with_classes_of(scan_folder(data / "val"), known)
     assert (train.fingerprint, train.classes) == (known.fingerprint, known.classes)
     assert (test.root, test.fingerprint, test.classes) == (data / "val", expected.fingerprint, expected.classes)
@@ -551,7 +551,7 @@ def test_a_source_is_one_entry_of_the_table(monkeypatch: pytest.MonkeyPatch, tmp
         opened.append((name, split, root))
         return ArrayImages(Path("drawer:x"), "train", np.zeros((2, 4, 4), np.uint8), np.arange(2), ("ant", "bee"))
 
-    drawer = Source("drawer", "drawer:KEY", open_drawer, lambda word: word if word == "moths" else None)
+    drawer = SetSource("drawer", "drawer:KEY", open_drawer, lambda word: word if word == "moths" else None)
     monkeypatch.setattr(sources, "SOURCES", (*sources.SOURCES, drawer))
     assert len(open_source("Drawer:Top:Left", "train", data_root=tmp_path)) == 2
     assert len(images_of("drawer:low")) == 2

@@ -15,12 +15,12 @@ from excb.console import Reporter
 from excb.errors import UserError
 from excb.results.result import Result
 from excb.transfer.cli import main
-from excb.transfer.compare import compare
+from excb.transfer.compare import compare_results
 from excb.transfer.dense.layouts import folders
 from excb.transfer.dense.layouts.masks import Split
 from excb.transfer.dense.options import DenseOptions
 from excb.transfer.dense.patches.metrics import Areas
-from excb.transfer.dense.patches.views import nearest
+from excb.transfer.dense.patches.views import nearest_pixels
 from excb.transfer.dense.pictures import colours
 from excb.transfer.dense.record import DENSE
 from excb.transfer.dense.setup import DenseTask
@@ -85,7 +85,7 @@ def miou_by_loop(place: Path, run: str, *, k: int, temperature: float) -> tuple[
 
     bank, labels = [], []
     for index in range(len(images["train"])):
-        maps, mask = patches("train", index), nearest(images["train"].mask(index), SIDE, SIDE)
+        maps, mask = patches("train", index), nearest_pixels(images["train"].mask(index), SIDE, SIDE)
         cell = SIDE // maps.shape[1]
         for row in range(maps.shape[1]):
             for column in range(maps.shape[2]):
@@ -198,7 +198,7 @@ def test_results_are_compared_image_by_image(place: Path, tmp_path: Path, capsys
     files = [tmp_path / name for name in ("a.json", "b.json")]
     assert main(command(place, files[0], "--heads", "knn", "linear")) == 0
     assert main(command(place, files[1], "--heads", "knn", "--stride", "8")) == 0
-    found = compare(files[0], files[1], Reporter(quiet=True), table=False)
+    found = compare_results(files[0], files[1], Reporter(quiet=True), table=False)
     results = [Result.read(file).figures["dense_knn_miou"] for file in files]
     figure = found["figures"]["dense_knn_miou"]
     assert list(found["figures"]) == ["dense_knn_miou"]

@@ -13,7 +13,7 @@ from excb.errors import UserError
 from excb.transfer.coco.annotations import CocoSet
 from excb.transfer.coco.reading import open_coco
 from excb.transfer.coco.scoring import as_results
-from excb.transfer.detection.drawing import FEW, LEAST, MOST, colour, draw_detections, sheet, write_pictures
+from excb.transfer.detection.drawing import FEW, LEAST, MOST, colour, contact_sheet, draw_detections, write_pictures
 from tests.transfer.tiny_coco import write_coco
 
 pytest.importorskip("pycocotools")
@@ -117,11 +117,11 @@ def test_files_of_a_run(val: CocoSet, tmp_path: Path) -> None:
 def test_the_sheet_holds_all_pictures_in_order() -> None:
     shades = [(10 * number, 100, 200) for number in range(6)]
     pictures = [Image.new("RGB", (500, 300) if number % 2 else (150, 640), s) for number, s in enumerate(shades)]
-    whole = sheet(pictures)
+    whole = contact_sheet(pictures)
     seen = [whole.getpixel((6 + 160 + 326 * (number % 4), 6 + 160 + 326 * (number // 4))) for number in range(6)]
     assert seen == shades
     assert whole.size == (4 * 326 + 6, 2 * 326 + 6)
-    assert sheet(pictures[:1]).size == (332, 332)
+    assert contact_sheet(pictures[:1]).size == (332, 332)
     assert pictures[0].size == (150, 640)
 
 

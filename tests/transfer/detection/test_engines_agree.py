@@ -84,7 +84,7 @@ def test_the_same_weights_see_the_same(options: dict[str, object]) -> None:
     settings = settings_for("smoke", options={"rpn_post_test": 30} | options)
     with small_networks(), pytest.MonkeyPatch.context() as patch:
         backbone = tensors(narrow_resnet50())
-        patch.setattr(torchvision_model, "resnet", narrow_resnet50)
+        patch.setattr(torchvision_model, "detector_resnet", narrow_resnet50)
         ours = build(settings, 50, backbone, CLASSES).eval()
         image = torch.randint(256, (3, 64, 80), dtype=torch.uint8)
         spread(ours, image)

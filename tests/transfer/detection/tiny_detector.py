@@ -39,7 +39,7 @@ class NarrowResNet(ResNet):
 
 
 def narrow(depth: int, norm: Callable[[int], nn.Module] = nn.BatchNorm2d) -> NarrowResNet:
-    """In the place of `torchvision_model.resnet`."""
+    """In the place of `torchvision_model.detector_resnet`."""
     return NarrowResNet(Bottleneck, [1, 1, 1, 1], norm_layer=norm)
 
 
@@ -60,7 +60,7 @@ def small_networks() -> Iterator[None]:
     torch.set_num_threads(1)
     with pytest.MonkeyPatch.context() as patch, torch.random.fork_rng():
         patch.setenv("OMP_NUM_THREADS", "1")
-        patch.setattr(model, "resnet", narrow)
+        patch.setattr(model, "detector_resnet", narrow)
         torch.manual_seed(0)
         yield
     torch.set_num_threads(before)

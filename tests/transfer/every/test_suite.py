@@ -20,7 +20,7 @@ from excb.transfer.detection.options import DetectionInSuite, DetectionOptions
 from excb.transfer.every import cli as suite_cli
 from excb.transfer.every import suite
 from excb.transfer.every.page import render_report
-from excb.transfer.every.suite import Outcome, Step
+from excb.transfer.every.suite import PlannedStep, StepOutcome
 from excb.transfer.protocols import PROTOCOLS
 from excb.transfer.runner import of_python
 from tests.browser import chromium
@@ -129,7 +129,7 @@ class Runner:
     def __init__(self, *failing: str) -> None:
         self.failing, self.made = failing, list[str]()
 
-    def __call__(self, _step: Step, file: Path) -> list[Path]:
+    def __call__(self, _step: PlannedStep, file: Path) -> list[Path]:
         self.made.append(file.stem)
         if file.stem in self.failing:
             raise UserError(f"no {file.stem} today")
@@ -137,8 +137,8 @@ class Runner:
         return [file]
 
 
-def two_steps(**depends_on: Any) -> list[Step]:
-    return [Step(name, name, [name], depends_on={"weights": "a"} | depends_on) for name in ("semisup", "knn")]
+def two_steps(**depends_on: Any) -> list[PlannedStep]:
+    return [PlannedStep(name, name, [name], depends_on={"weights": "a"} | depends_on) for name in ("semisup", "knn")]
 
 
 def test_what_fails_does_not_stop_the_others_and_is_tried_again(tmp_path: Path) -> None:
@@ -152,7 +152,7 @@ def test_what_fails_does_not_stop_the_others_and_is_tried_again(tmp_path: Path) 
 
 def test_figures_without_an_interval_are_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     found = replace(result({"bbox_AP": 31.25}, protocol="detection"), intervals={})
-    outcomes = [Outcome(Step("detection", "Detection", []), tmp_path / "detection.json", found)]
+    outcomes = [StepOutcome(PlannedStep("detection", "Detection", []), tmp_path / "detection.json", found)]
     suite_cli.write_report(outcomes, tmp_path, QUIET, as_json=False)
     assert "bbox_AP    31.25" in capsys.readouterr().out
 
@@ -175,7 +175,7 @@ def test_a_change_is_noticed(change: dict[str, Any], why: str, tmp_path: Path) -
     assert again.made == ["semisup", "knn"]
 
 
-def state_of(step: Step, folder: Path) -> Path:
+def state_of(step: PlannedStep, folder: Path) -> Path:
     """Where a step keeps its unfinished trainings."""
     evaluation = of_python(PROTOCOLS["semisup"], {"ckpt": "x", "percent": 1})
     kept = suite.with_state(replace(step, evaluation=evaluation), folder).evaluation
@@ -205,7 +205,7 @@ def test_a_frozen_head_keeps_no_state(tmp_path: Path) -> None:
 )
 def test_folders_of_earlier_versions_go_on(before: list[str], now: list[str], same: bool, tmp_path: Path) -> None:
     """They wrote every option of a step, also those that are the default."""
-    step = Step("one", "One", before, {"weights": "a"})
+    step = PlannedStep("one", "One", before, {"weights": "a"})
     suite.run_suite([step], tmp_path, Runner(), QUIET)
     assert suite.finished(replace(step, words=now), tmp_path) == (same, "" if same else "its settings changed")
 
@@ -258,7 +258,7 @@ def test_headline_confusions_and_classes_are_of_the_same_k(tmp_path: Path) -> No
         f"knn_top1_k{k}": {"ant": 10.0 + k, "bee": 20.0 + k} for k in (10, 20)
     }
     found = replace(result({"knn_top1_k10": 41.0, "knn_top1_k20": 42.0}, name="net"), per_class=per_class)
-    page = render_report([Outcome(Step("knn", "k-NN", ["knn"]), tmp_path / "knn.json", found)])
+    page = render_report([StepOutcome(PlannedStep("knn", "k-NN", ["knn"]), tmp_path / "knn.json", found)])
     assert "<dt>k-NN top-1, k 20</dt><dd>42.00" in page
     assert "Best classes, k-NN top-1, k 20" in page
     assert ">40.0<" in page

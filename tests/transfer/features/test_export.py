@@ -11,7 +11,7 @@ from excb.console import Reporter
 from excb.errors import UserError
 from excb.features import cache
 from excb.features.extraction import Extraction
-from excb.transfer.features.export import describe_plan, export, plan_features
+from excb.transfer.features.export import describe_plan, export_features, plan_features
 from excb.transfer.task import Task
 from tests.run_files import tiny_recipe, write_run
 from tests.transfer.labelled_images import CLASSES, changed, features_by_loop, write_folder
@@ -36,7 +36,7 @@ def sets_of(task: Task) -> dict[str, Extraction]:
 
 
 def test_exported_file_holds_both_sets(task: Task, tmp_path: Path) -> None:
-    file = export(sets_of(task), task.cache, tmp_path / "new" / "features.npz", QUIET)
+    file = export_features(sets_of(task), task.cache, tmp_path / "new" / "features.npz", QUIET)
     with np.load(file, allow_pickle=False) as found:
         for name in ("train", "test"):
             folder = getattr(task, name).root
@@ -57,9 +57,9 @@ def test_exported_file_needs_its_name(task: Task, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("in the way")
     for name in ("features.json", "features", "folder.npz"):
         with pytest.raises(UserError, match=f"--out .*{name}: features are written to a file that ends in .npz"):
-            export(sets_of(task), task.cache, tmp_path / name, QUIET)
+            export_features(sets_of(task), task.cache, tmp_path / name, QUIET)
     with pytest.raises(UserError, match=r"cannot write .*features\.npz"):
-        export(sets_of(task), task.cache, tmp_path / "file" / "features.npz", QUIET)
+        export_features(sets_of(task), task.cache, tmp_path / "file" / "features.npz", QUIET)
 
 
 def test_plan_before_and_after(task: Task, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

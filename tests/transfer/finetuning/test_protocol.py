@@ -19,11 +19,11 @@ from excb.console import Reporter
 from excb.errors import UserError
 from excb.option_parser import add_options, of_arguments
 from excb.results.result import Result
-from excb.transfer.compare import compare
+from excb.transfer.compare import compare_results
 from excb.transfer.data.splits import stratified_split
 from excb.transfer.finetuning import logistic, protocol, training
 from excb.transfer.finetuning.options import FinetuneOptions, SemisupOptions
-from excb.transfer.finetuning.protocol import SETTINGS, checked, few_labels, interval_of_mean, measure, settings_for
+from excb.transfer.finetuning.protocol import SETTINGS, checked, few_labels, interval_of_mean, measure, share_settings
 from excb.transfer.reporting import report
 from excb.transfer.reporting.predictions import Predictions
 from excb.transfer.task import Task
@@ -94,7 +94,7 @@ def test_images_and_settings_of_the_run(task: Task, tmp_path: Path, monkeypatch:
         asked.append((chosen.tolist(), settings))
         return torch.zeros(len(task.test), 5, dtype=torch.int64)
 
-    monkeypatch.setattr(training, "run", pretend)
+    monkeypatch.setattr(training, "finetune", pretend)
     assert task.train.labels is not None
     tenth = stratified_split(task.train.labels, 0.1, 0).tolist()
     result, _ = quiet(task, percent=10, settings="paper")
@@ -116,15 +116,15 @@ def test_images_and_settings_of_the_run(task: Task, tmp_path: Path, monkeypatch:
 
 def test_few_labels_take_as_many_steps_as_the_paper_does_on_its_smaller_share() -> None:
     for images, batch in ((2, 2), (300, 16), (2_640, 106), (5_119, 205)):
-        settings = settings_for(images, percent=10, published=False)
+        settings = share_settings(images, percent=10, published=False)
         assert (settings, settings.batch, settings.start) == (few_labels(images), batch, "frozen")
         steps = settings.epochs * -(-images // settings.batch)
         assert images <= 16 or 0.7 * 50 * 25 < steps < 1.1 * 50 * 25  # 12,811 images in batches of 512
-    assert settings_for(5_120, percent=10, published=False) == SETTINGS[10]
-    assert settings_for(12_811, percent=1, published=True) == SETTINGS[1]
-    assert settings_for(2_000, percent=1, published=True) == SETTINGS[1]  # a part of ImageNet
-    assert settings_for(300, percent=None, published=False, choice="paper") == SETTINGS[10]
-    assert settings_for(99_999, percent=None, published=False, choice="few-labels") == few_labels(99_999)
+    assert share_settings(5_120, percent=10, published=False) == SETTINGS[10]
+    assert share_settings(12_811, percent=1, published=True) == SETTINGS[1]
+    assert share_settings(2_000, percent=1, published=True) == SETTINGS[1]  # a part of ImageNet
+    assert share_settings(300, percent=None, published=False, choice="paper") == SETTINGS[10]
+    assert share_settings(99_999, percent=None, published=False, choice="few-labels") == few_labels(99_999)
 
 
 @pytest.mark.parametrize(
@@ -181,7 +181,7 @@ def test_a_figure_below_the_most_frequent_class_is_told(task: Task, monkeypatch:
         assert task.test.labels is not None
         return (torch.from_numpy(task.test.labels)[:, None] + 1) % 7
 
-    monkeypatch.setattr(training, "run", wrong)
+    monkeypatch.setattr(training, "finetune", wrong)
     result, _ = quiet(task, **QUICK)
     expected = "finetune_top1 of 0.00 % is below the 14.29 % of always guessing the most frequent class"
     assert any(note.startswith(expected) for note in result.notes)
@@ -205,10 +205,10 @@ def test_one_image_of_every_class_may_be_more_than_the_share_asked_for(task: Tas
 
 def test_imagenet_is_known_by_its_folders(task: Task) -> None:
     folders = tuple(f"n{number:08}" for number in range(1000))
-    assert protocol.is_imagenet(changed(task.train, classes=folders))
-    assert not protocol.is_imagenet(changed(task.train, classes=folders[:100]))
-    assert not protocol.is_imagenet(changed(task.train, classes=tuple(map(str, range(1000)))))
-    assert not protocol.is_imagenet(task.train)
+    assert protocol.has_imagenet_folders(changed(task.train, classes=folders))
+    assert not protocol.has_imagenet_folders(changed(task.train, classes=folders[:100]))
+    assert not protocol.has_imagenet_folders(changed(task.train, classes=tuple(map(str, range(1000)))))
+    assert not protocol.has_imagenet_folders(task.train)
 
 
 @pytest.mark.parametrize(
@@ -283,7 +283,7 @@ def test_seeds_are_averaged(task: Task, tmp_path: Path, capsys: pytest.CaptureFi
     for name, value in by_class[0].items():
         assert value == pytest.approx(np.mean([each[name] for each in by_class[1:]]), abs=1e-3)
     file = report.write_result(result, predictions, tmp_path / "written" / "semisup.json")[0]
-    figures = compare(file, file, Reporter(quiet=True), table=False)["figures"]
+    figures = compare_results(file, file, Reporter(quiet=True), table=False)["figures"]
     assert figures["semisup_1pct_top1"]["first"] == pytest.approx(result.figures["semisup_1pct_top1"], abs=1e-3)
     assert torch.equal(predictions.values["semisup_1pct_{}"], predictions.values["semisup_1pct_{}_seed4"])
     assert result.settings["seeds"] == [4, 0, 2]

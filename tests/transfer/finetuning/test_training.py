@@ -65,7 +65,7 @@ def double(task: Task) -> Task:
 
 def run(task: Task, settings: Settings = SETTINGS, *, seed: int = 0, state: Path | None = None) -> Tensor:
     chosen = np.arange(len(task.train))
-    return training.run(task, chosen, settings, seed=seed, reporter=Reporter(quiet=True), state=state)
+    return training.finetune(task, chosen, settings, seed=seed, reporter=Reporter(quiet=True), state=state)
 
 
 def weights(state: Path) -> dict[str, Tensor]:
@@ -154,7 +154,7 @@ def test_only_the_chosen_images_are_read_and_the_backbone_stays(place: Path, mon
 
     monkeypatch.setattr(ImageSet, "open", watched)
     chosen = np.array([3, 30, 7, 11])
-    training.run(task, chosen, replace(SETTINGS, epochs=2, batch=4), seed=0, reporter=Reporter(quiet=True))
+    training.finetune(task, chosen, replace(SETTINGS, epochs=2, batch=4), seed=0, reporter=Reporter(quiet=True))
     assert sorted(read) == sorted(2 * chosen.tolist())
     assert not task.backbone.training
     for name, value in task.backbone.state_dict().items():
@@ -230,7 +230,9 @@ def test_a_single_image_is_too_little_for_batchnorm(place: Path) -> None:
 
 def test_nothing_chosen(place: Path) -> None:
     with pytest.raises(UserError, match="no train image"):
-        training.run(prepare(place, "vit"), np.array([], dtype=int), SETTINGS, seed=0, reporter=Reporter(quiet=True))
+        training.finetune(
+            prepare(place, "vit"), np.array([], dtype=int), SETTINGS, seed=0, reporter=Reporter(quiet=True)
+        )
 
 
 def test_broken_test_image_is_named(place: Path, tmp_path: Path) -> None:

@@ -21,8 +21,8 @@ from excb.errors import UserError
 from excb.features import precision
 from excb.results.result import Result
 from excb.transfer.cli import main
-from excb.transfer.compare import compare
-from excb.transfer.instances.descriptors import Descriptor, Pooling
+from excb.transfer.compare import compare_results
+from excb.transfer.instances.descriptors import DescriptorOptions, Pooling
 from excb.transfer.instances.files import InstanceFiles
 from excb.transfer.instances.options import InstanceOptions
 from excb.transfer.instances.record import INSTANCES
@@ -358,7 +358,7 @@ def test_files_are_written_and_checked(place: Path, tmp_path: Path, capsys: pyte
     page = (tmp_path / "teacher.html").read_text(encoding="utf-8")
     assert page.count("<section") == 9
     assert 0 < page.count("<b>right") <= 6
-    assert compare(teacher, student, QUIET, table=False)["figures"].keys() == {"copies_mAP"}
+    assert compare_results(teacher, student, QUIET, table=False)["figures"].keys() == {"copies_mAP"}
     values = json.loads(teacher.read_text(encoding="utf-8"))
     values["figures"]["copies_mAP"] -= 0.01
     values["intervals"]["copies_mAP"][0] -= 1
@@ -481,4 +481,4 @@ def test_kinds_of_figures() -> None:
 def test_gem_needs_a_map() -> None:
     backbone: Any = SimpleNamespace(network=nn.Flatten())
     with pytest.raises(UserError, match=r"choose --pooling own .this Flatten gives no maps"):
-        _reader(backbone, Descriptor(pooling="gem"))
+        _reader(backbone, DescriptorOptions(pooling="gem"))

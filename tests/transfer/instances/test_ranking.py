@@ -7,7 +7,7 @@ import torch
 from excb.errors import UserError
 from excb.transfer.instances import ranking
 from excb.transfer.instances.ranking import StackedRows, positions
-from excb.transfer.instances.whitening import WhitenedRows, Whitening
+from excb.transfer.instances.whitening import DescriptorWhitening, WhitenedRows
 
 CPU = torch.device("cpu")
 
@@ -67,7 +67,7 @@ def test_too_large_a_gallery_is_refused(monkeypatch: pytest.MonkeyPatch) -> None
 def test_whitened_rows_have_the_covariance_of_a_ball_whatever_span_is_read() -> None:
     generator = torch.Generator().manual_seed(0)
     rows = torch.randn(300, 5, generator=generator) @ torch.randn(5, 5, generator=generator)
-    whitening = Whitening.learned(rows, None)
+    whitening = DescriptorWhitening.learned(rows, None)
     whitened = WhitenedRows(rows, whitening)
     values = whitened.rows(0, 300)
     assert torch.allclose(values.mean(0), torch.zeros(5, dtype=torch.float64), atol=1e-12)
@@ -77,7 +77,7 @@ def test_whitened_rows_have_the_covariance_of_a_ball_whatever_span_is_read() -> 
     unit = torch.nn.functional.normalize(rows.double(), dim=1)
     centred = unit - unit.mean(0)
     left = torch.linalg.svd(centred, full_matrices=False).U
-    narrow = WhitenedRows(rows, Whitening.learned(rows, 3)).rows(0, 300)
+    narrow = WhitenedRows(rows, DescriptorWhitening.learned(rows, 3)).rows(0, 300)
     for ours, theirs in ((values, left), (narrow, left[:, :3])):
         first, second = (torch.nn.functional.normalize(each, dim=1) for each in (ours, theirs))
         assert torch.allclose(first @ first.T, second @ second.T, atol=1e-9)
@@ -85,6 +85,6 @@ def test_whitened_rows_have_the_covariance_of_a_ball_whatever_span_is_read() -> 
 
 def test_too_few_images_to_whiten_are_refused() -> None:
     with pytest.raises(UserError, match="3 images of 5 features whiten to 1 to 2 dimensions"):
-        Whitening.learned(torch.randn(3, 5), 3)
+        DescriptorWhitening.learned(torch.randn(3, 5), 3)
     with pytest.raises(UserError, match="name more images"):
-        Whitening.learned(torch.randn(1, 5), None)
+        DescriptorWhitening.learned(torch.randn(1, 5), None)

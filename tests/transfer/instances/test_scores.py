@@ -5,7 +5,7 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
-from excb.transfer.instances.scores import Candidates, average_precision, precision_at, without_junk
+from excb.transfer.instances.scores import Candidates, precision_at, trapezoid_precision, without_junk
 
 
 @pytest.mark.parametrize(
@@ -20,7 +20,7 @@ from excb.transfer.instances.scores import Candidates, average_precision, precis
     ],
 )
 def test_average_precision_by_hand(ranks: list[int], expected: float) -> None:
-    assert average_precision(np.array(ranks)) == pytest.approx(expected)
+    assert trapezoid_precision(np.array(ranks)) == pytest.approx(expected)
 
 
 def test_junk_is_taken_out_of_the_ranking() -> None:
@@ -61,7 +61,7 @@ def test_average_precision_is_the_area_of_the_loop() -> None:
         order = random.choice(["right", "junk", "wrong"], size=30).tolist()
         right, junk = (np.flatnonzero(np.array(order) == each) + 1 for each in ("right", "junk"))
         if len(right):
-            assert average_precision(without_junk(right, junk)) == pytest.approx(curve_by_loop(order))
+            assert trapezoid_precision(without_junk(right, junk)) == pytest.approx(curve_by_loop(order))
 
 
 def candidates(rows: list[list[tuple[float, bool]]], positives: list[int]) -> Candidates:

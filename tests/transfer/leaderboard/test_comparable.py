@@ -21,7 +21,7 @@ CLAIMS = {claim.id: claim for claim in claims()}
 def fields(found: Result, figure: str) -> dict[str, Any]:
     kind = kind_of(figure)
     assert kind is not None
-    return comparable.of_result(found, kind)
+    return comparable.fields_of_result(found, kind)
 
 
 @pytest.mark.parametrize(
@@ -76,7 +76,7 @@ def test_a_grid_of_neighbours_compares_with_a_single_number() -> None:
     single = result({"knn_top1_k20": 2})
     kind = kind_of("knn_top1_k20_T0.07")
     assert kind is not None
-    assert comparable.of_result(grid, kind) == fields(single, "knn_top1_k20")
+    assert comparable.fields_of_result(grid, kind) == fields(single, "knn_top1_k20")
 
 
 def test_what_was_found_or_drawn_defines_nothing() -> None:
@@ -96,7 +96,7 @@ def test_what_was_found_or_drawn_defines_nothing() -> None:
 def test_a_measured_figure_has_the_fields_of_the_published_one(claim: str, found: Result) -> None:
     kind = kind_of(CLAIMS[claim].figure)
     assert kind is not None
-    assert comparable.of_claim(CLAIMS[claim], kind) == comparable.of_result(found, kind)
+    assert comparable.of_claim(CLAIMS[claim], kind) == comparable.fields_of_result(found, kind)
     assert comparable.images_of_result(found).key == CLAIMS[claim].data.name == "imagenet"
 
 

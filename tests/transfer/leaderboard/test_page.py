@@ -10,7 +10,7 @@ import pytest
 
 from excb.transfer.leaderboard import figure
 from excb.transfer.leaderboard import page as leaderboard_page
-from excb.transfer.leaderboard.board import MeasuredResult, Source
+from excb.transfer.leaderboard.board import FigureSource, MeasuredResult
 from excb.transfer.leaderboard.sorting import boards
 from excb.transfer.published.registry import claims
 from tests.browser import Page, chromium
@@ -29,7 +29,7 @@ def write_page(file: Path) -> None:
         result({"knn_top1_k20": 61.5}, name=HOSTILE),
         result({"knn_top1_k200": 60.5}, name=HOSTILE, settings={"k": [200], "temperature": [0.07]}),
     ]
-    made = boards([MeasuredResult(each, Source("<b>.json", "a%22b.json")) for each in own], claims())
+    made = boards([MeasuredResult(each, FigureSource("<b>.json", "a%22b.json")) for each in own], claims())
     points, left_out = figure.figure_points(claims(), made)
     file.write_text(leaderboard_page.render_leaderboard(made, points, left_out), encoding="utf-8")
 

@@ -13,7 +13,7 @@ from excb.hub.catalogue import BUNDLED, find
 from excb.results.result import Result
 from excb.transfer.cli import main
 from excb.transfer.leaderboard import figure, tables
-from excb.transfer.leaderboard.board import Board, Group, LeaderboardRow, MeasuredResult, Source
+from excb.transfer.leaderboard.board import Board, FigureSource, Group, LeaderboardRow, MeasuredResult
 from excb.transfer.leaderboard.gather import gather
 from excb.transfer.leaderboard.sorting import boards
 from excb.transfer.published.registry import claims
@@ -25,7 +25,8 @@ OURS = ROOT / "leaderboard"
 
 def measured(*results: Result) -> list[MeasuredResult]:
     return [
-        MeasuredResult(each, Source(f"{n}.json"), find(str(each.checkpoint["name"]))) for n, each in enumerate(results)
+        MeasuredResult(each, FigureSource(f"{n}.json"), find(str(each.checkpoint["name"])))
+        for n, each in enumerate(results)
     ]
 
 
@@ -271,8 +272,8 @@ def test_the_page_begins_with_the_readers_own_results() -> None:
     own = linear("mine", 74.1)
     packaged = result({"knn_top1_k20": 61.5}, name="theirs")
     measured = [
-        MeasuredResult(own, Source("mine.json")),
-        MeasuredResult(packaged, Source("excb/bundled/theirs/results/knn.json")),
+        MeasuredResult(own, FigureSource("mine.json")),
+        MeasuredResult(packaged, FigureSource("excb/bundled/theirs/results/knn.json")),
     ]
     made = boards(measured, claims())
     text = page.render_leaderboard(made, [], [])

@@ -15,7 +15,7 @@ from excb.transfer.overlap.altered import KINDS, Altered, drawn
 from excb.transfer.overlap.calibration import Calibration, _unrelated, threshold
 from excb.transfer.overlap.descriptors import Whitening
 from excb.transfer.overlap.hashing import of_bits
-from excb.transfer.overlap.matching import Rows, pairs
+from excb.transfer.overlap.matching import DescriptorRows, pairs
 
 
 def test_a_threshold_leaves_one_percent_of_false_alarms() -> None:
@@ -105,7 +105,7 @@ def test_drawn_images_are_different_ones_in_order() -> None:
 def test_pairs_are_those_of_a_loop() -> None:
     random = np.random.default_rng(5)
     train, upright, mirrored = (torch.from_numpy(random.normal(size=(n, 4))).float() for n in (30, 12, 12))
-    rows, thresholds = {"features": Rows(train, upright, mirrored)}, {"features": 0.8}
+    rows, thresholds = {"features": DescriptorRows(train, upright, mirrored)}, {"features": 0.8}
     near = {"features": rows["features"].near(0.8, 30, torch.device("cpu"), lambda _done: None)}
     found = pairs(rows, thresholds, near)
     expected = {}
@@ -128,5 +128,5 @@ def test_pairs_are_those_of_a_loop() -> None:
 
 
 def test_no_pairs_are_no_error() -> None:
-    rows = Rows(torch.eye(3), -torch.eye(3), -torch.eye(3))
+    rows = DescriptorRows(torch.eye(3), -torch.eye(3), -torch.eye(3))
     assert pairs({"hash": rows}, {"hash": 0.9}, {"hash": rows.near(0.9, 3, torch.device("cpu"), lambda _n: None)}) == []

@@ -10,7 +10,7 @@ from excb.networks.architecture import Architecture
 from excb.pretrain.overrides import apply, find_recipe
 from excb.transfer.published.claim import Claim
 from excb.transfer.published.registry import claims, select
-from excb.transfer.published.subjects import Subject, obstacle
+from excb.transfer.published.subjects import Subject, why_not_checked
 
 ABLATIONS = [claim for table in ("table3", "table6", "table7", "table8", "table9") for claim in select(table, claims())]
 OURS = [claim for claim in ABLATIONS if claim.method == "ExCB"]
@@ -31,19 +31,26 @@ def test_a_run_is_evidence_for_the_claims_of_its_own_network_only(*, official: b
         subject = run_of(trained, official=official)
         for claim in OURS:
             same = claim.checkpoint == trained.checkpoint
-            assert (obstacle(claim, subject) == "") == same, (claim.id, trained.id, obstacle(claim, subject))
+            assert (why_not_checked(claim, subject) == "") == same, (
+                claim.id,
+                trained.id,
+                why_not_checked(claim, subject),
+            )
 
 
 def test_another_number_of_clusters_than_any_ablated_is_seen() -> None:
     subject = run_of(OURS[0])
     recipe = apply(find_recipe(OURS[0].recipe), ["method.clusters=1000"]).to_dict()
-    told = obstacle(OURS[0], dataclasses.replace(subject, recipe=recipe))
+    told = why_not_checked(OURS[0], dataclasses.replace(subject, recipe=recipe))
     assert told == "the run has method.clusters=1000, the claim 65536"
 
 
 def test_an_unfinished_run_has_fewer_epochs() -> None:
     claim = OURS[0]
-    assert obstacle(claim, run_of(claim, epoch=99.5)) == "run was trained with epochs 99, the claim is about epochs 100"
+    assert (
+        why_not_checked(claim, run_of(claim, epoch=99.5))
+        == "run was trained with epochs 99, the claim is about epochs 100"
+    )
 
 
 def test_a_checkpoint_is_held_to_what_its_claims_checkpoint_is() -> None:
@@ -53,8 +60,8 @@ def test_a_checkpoint_is_held_to_what_its_claims_checkpoint_is() -> None:
     other, own = find("swav_rn50_200ep"), find("swav_rn50_400ep")
     assert other is not None
     assert own is not None
-    assert obstacle(claim, Subject.of_row(own)) == ""
-    assert "epochs 200, the claim is about epochs 400" in obstacle(claim, Subject.of_row(other))
+    assert why_not_checked(claim, Subject.of_row(own)) == ""
+    assert "epochs 200, the claim is about epochs 400" in why_not_checked(claim, Subject.of_row(other))
 
 
 def test_multi_crop_of_any_sizes_is_what_the_paper_says_of_others() -> None:
@@ -62,12 +69,12 @@ def test_multi_crop_of_any_sizes_is_what_the_paper_says_of_others() -> None:
     row = find(claim.checkpoint)
     assert row is not None
     subject = Subject.of_row(row)
-    assert obstacle(claim, subject) == ""
-    assert obstacle(claim, dataclasses.replace(subject, crops="2x160+4x96")) == ""
-    assert "crops 2x224, the claim is about crops of several sizes" in obstacle(
+    assert why_not_checked(claim, subject) == ""
+    assert why_not_checked(claim, dataclasses.replace(subject, crops="2x160+4x96")) == ""
+    assert "crops 2x224, the claim is about crops of several sizes" in why_not_checked(
         claim, dataclasses.replace(subject, crops="2x224")
     )
-    assert "is not stated" in obstacle(claim, dataclasses.replace(subject, crops=None))
+    assert "is not stated" in why_not_checked(claim, dataclasses.replace(subject, crops=None))
 
 
 def test_other_networks_and_methods_are_told_apart() -> None:
@@ -75,6 +82,6 @@ def test_other_networks_and_methods_are_told_apart() -> None:
     row = find("rn50_400ep")
     assert row is not None
     subject = Subject.of_row(row)
-    assert obstacle(claim, subject) == ""
-    assert "is a vit_small" in obstacle(claim, dataclasses.replace(subject, architecture="vit_small"))
-    assert "was trained by SwAV" in obstacle(claim, dataclasses.replace(subject, method="SwAV"))
+    assert why_not_checked(claim, subject) == ""
+    assert "is a vit_small" in why_not_checked(claim, dataclasses.replace(subject, architecture="vit_small"))
+    assert "was trained by SwAV" in why_not_checked(claim, dataclasses.replace(subject, method="SwAV"))

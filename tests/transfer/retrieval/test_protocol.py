@@ -15,7 +15,7 @@ from excb.console import Reporter
 from excb.errors import UserError
 from excb.results.result import Result
 from excb.transfer.cli import main
-from excb.transfer.compare import compare
+from excb.transfer.compare import compare_results
 from excb.transfer.leaderboard.submission import check_result
 from excb.transfer.protocols import kind_of
 from excb.transfer.reporting.predictions import ImageScores
@@ -134,13 +134,13 @@ def test_files_are_read_compared_and_submitted(place: Path, tmp_path: Path, caps
     assert isinstance(scored, ImageScores)
     assert check_result(train)[-1] == "5 figures recounted from 21 predictions"
     capsys.readouterr()
-    found = compare(train, student, Reporter())["figures"]
+    found = compare_results(train, student, Reporter())["figures"]
     assert list(found) == ["retrieval_mAP"]
     assert found["retrieval_mAP"]["difference"] == pytest.approx(
         found["retrieval_mAP"]["second"] - found["retrieval_mAP"]["first"], abs=1e-3
     )
     assert "randomisation p" in capsys.readouterr().out
-    other = compare(train, student, QUIET, figure="retrieval_recall_at_1", table=False)["figures"]
+    other = compare_results(train, student, QUIET, figure="retrieval_recall_at_1", table=False)["figures"]
     assert 0 < other["retrieval_recall_at_1"]["p_value"] <= 1
 
 

@@ -14,7 +14,7 @@ from torchvision import transforms
 from excb.errors import UserError
 from excb.images.subset import Subset
 from excb.networks.preprocessing import Preprocessing
-from excb.transfer.data.classes import labelled
+from excb.transfer.data.classes import labelled_folder
 from excb.transfer.robustness import corruptions
 from excb.transfer.robustness.corruptions import CorruptedImages, corrupt
 from excb.transfer.robustness.names import ALL
@@ -28,7 +28,7 @@ SQUARE = Preprocessing(resize=36, crop=32)
 
 @pytest.fixture
 def images(tmp_path: Path) -> CorruptedImages:
-    clean = labelled(write_folder(tmp_path / "set", each=2, classes=("ant", "bee")))
+    clean = labelled_folder(write_folder(tmp_path / "set", each=2, classes=("ant", "bee")))
     return CorruptedImages(clean, SQUARE, "gaussian_noise", (1, 4), 0)
 
 

@@ -3,7 +3,7 @@
 import pytest
 
 from excb.errors import UserError
-from excb.transfer.robustness.names import ALEXNET, ALL, COMMON, chosen
+from excb.transfer.robustness.names import ALEXNET, ALL, COMMON, corruptions_named
 
 # ResNet-50's top-1 on ImageNet-C and its CE, as published beside each other with timm's weights of 2019.
 PUBLISHED = {
@@ -27,10 +27,15 @@ def test_errors_of_alexnet_are_those_of_published_corruption_errors(name: str) -
 
 def test_words_name_corruptions_and_groups() -> None:
     assert (len(COMMON), len(ALL), list(ALEXNET)) == (15, 19, list(COMMON))
-    assert chosen(["common"]) == COMMON
-    assert chosen(["saturate", "noise", "shot_noise"]) == ("gaussian_noise", "shot_noise", "impulse_noise", "saturate")
-    assert chosen(["none"]) == ()
+    assert corruptions_named(["common"]) == COMMON
+    assert corruptions_named(["saturate", "noise", "shot_noise"]) == (
+        "gaussian_noise",
+        "shot_noise",
+        "impulse_noise",
+        "saturate",
+    )
+    assert corruptions_named(["none"]) == ()
     with pytest.raises(UserError, match="did you mean 'gaussian_noise'"):
-        chosen(["gausian_noise"])
+        corruptions_named(["gausian_noise"])
     with pytest.raises(UserError, match="none stands alone"):
-        chosen(["none", "fog"])
+        corruptions_named(["none", "fog"])

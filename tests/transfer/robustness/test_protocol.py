@@ -17,8 +17,8 @@ from excb.console import Reporter
 from excb.errors import UserError
 from excb.results.result import Result
 from excb.transfer.cli import main
-from excb.transfer.compare import compare
-from excb.transfer.data.classes import labelled
+from excb.transfer.compare import compare_results
+from excb.transfer.data.classes import labelled_folder
 from excb.transfer.leaderboard.submission import check_result
 from excb.transfer.protocols import kind_of
 from excb.transfer.robustness import protocol
@@ -74,7 +74,7 @@ class Loop:
         self.scale = np.where(deviation > 1e-6, deviation, 1)  # of units that are always 0
         regression = LogisticRegression(C=1 / (L2 * len(rows)), tol=1e-10, max_iter=10_000)
         self.model = regression.fit((rows - self.mean) / self.scale, labels)
-        self.test = labelled(place / "data" / "test")
+        self.test = labelled_folder(place / "data" / "test")
 
     def probabilities(self, rows: Any) -> np.ndarray:
         return np.asarray(self.model.predict_proba((rows - self.mean) / self.scale))
@@ -176,7 +176,7 @@ def test_classes_that_a_map_puts_together_are_one_on_the_clean_images_too(place:
 def test_several_labels(place: Path, tmp_path: Path) -> None:
     file = tmp_path / "labels.json"
     names = [f"{name}/{number}" for name in CLASSES[:2] for number in range(3)]
-    paths = [path for path in labelled(place / "data" / "test").paths if path.rpartition(".")[0] in names]
+    paths = [path for path in labelled_folder(place / "data" / "test").paths if path.rpartition(".")[0] in names]
     file.write_text(json.dumps({path: [*CLASSES] if "ant" in path else [] for path in paths}), encoding="utf-8")
     measured = measure(task(place), RobustnessOptions(corruptions=NONE, labels=file, l2=(L2,)), QUIET)
     result, scored = measured.result, measured.scored
@@ -248,7 +248,7 @@ def test_files_are_recounted_compared_and_listed(place: Path, tmp_path: Path) ->
     assert any("recounted" in line for line in check_result(files[0]))
     result = Result.read(files[0])
     assert result.references["untrained"].keys() >= {"robustness_clean_top1", "robustness_corrupted_ece"}
-    assert compare(files[0], files[1], QUIET, figure="robustness_clean_top1", table=False)["figures"]
+    assert compare_results(files[0], files[1], QUIET, figure="robustness_clean_top1", table=False)["figures"]
     assert main(["leaderboard", str(tmp_path), "--out", str(tmp_path / "board"), "--quiet"]) == 0
     text = (tmp_path / "board" / "leaderboard.md").read_text(encoding="utf-8")
     table = text.partition("## Robustness: corrupted test images")[2].partition("\n## ")[0]

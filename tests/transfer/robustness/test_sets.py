@@ -10,7 +10,7 @@ from PIL import Image
 
 from excb.errors import UserError
 from excb.images.subset import Subset
-from excb.transfer.data.classes import labelled
+from excb.transfer.data.classes import labelled_folder
 from excb.transfer.robustness import sets
 from excb.transfer.robustness.sets import multiple_labels, open_set
 from tests.transfer.labelled_images import write_folder
@@ -102,7 +102,7 @@ def test_maps_that_cannot_be_used(tmp_path: Path, text: str, said: str) -> None:
 
 
 def labels(tmp_path: Path, values: Any) -> list[list[int]]:
-    test = labelled(write_folder(tmp_path / "test", each=2, classes=("ant", "bee")))
+    test = labelled_folder(write_folder(tmp_path / "test", each=2, classes=("ant", "bee")))
     file = tmp_path / "labels.json"
     file.write_text(json.dumps(values), encoding="utf-8")
     right = multiple_labels(file, test, CLASSES)
@@ -137,7 +137,7 @@ def test_reals_list_is_in_the_order_of_the_validation_images(tmp_path: Path, mon
         Image.new("RGB", (8, 8)).save(tmp_path / "val" / name / f"ILSVRC2012_val_{number:08}.JPEG")
     values: list[list[int]] = [[1], [], [0, 2], *([[]] * 49_997)]
     (tmp_path / "real.json").write_text(json.dumps(values), encoding="utf-8")
-    test = labelled(tmp_path / "val")
+    test = labelled_folder(tmp_path / "val")
     right = multiple_labels(tmp_path / "real.json", test, CLASSES)
     assert [row.nonzero()[:, 0].tolist() for row in right] == [[0, 2], [1], []]
     some = multiple_labels(tmp_path / "real.json", Subset(test, np.array([1])), CLASSES)

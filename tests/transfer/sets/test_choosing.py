@@ -8,7 +8,7 @@ from PIL import Image
 
 from excb.errors import UserError
 from excb.transfer.sets.catalogue import GROUPS, SETS
-from excb.transfer.sets.choosing import chosen, opened
+from excb.transfer.sets.choosing import open_sets, sets_named
 from excb.transfer.sets.layouts import caltech101, sun397, voc2007
 from excb.transfer.sets.metrics import MAP, MAP11, MEAN_PER_CLASS, TOP1
 from tests.transfer.labelled_images import write_folder
@@ -41,12 +41,12 @@ def test_names_groups_files_and_own_sets(tmp_path: Path) -> None:
         '\n[[set]]\nname = "c"\ndata = "multilabel:lists"\n',
         encoding="utf-8",
     )
-    entries = chosen(["pets", str(file)], {"d": str(tmp_path)})
+    entries = sets_named(["pets", str(file)], {"d": str(tmp_path)})
     assert [entry.name for entry in entries] == ["pets", "a", "b", "c", "d"]
     assert [entry.metric for entry in entries[1:]] == [TOP1, MEAN_PER_CLASS, MAP, TOP1]
     assert entries[1].place == str(tmp_path / "photos")
     assert entries[3].place == f"multilabel:{tmp_path / 'lists'}"
-    assert [entry.name for entry in chosen(["fine-grained"], {}, ["dtd", "cars"])] == ["cars", "dtd"]
+    assert [entry.name for entry in sets_named(["fine-grained"], {}, ["dtd", "cars"])] == ["cars", "dtd"]
 
 
 @pytest.mark.parametrize(
@@ -64,7 +64,7 @@ def test_names_groups_files_and_own_sets(tmp_path: Path) -> None:
 )
 def test_mistakes_are_one_line(words: list[str], own: dict[str, str], only: list[str], told: str) -> None:
     with pytest.raises(UserError, match=told) as raised:
-        chosen(words, own, only)
+        sets_named(words, own, only)
     assert "\n" not in str(raised.value)
 
 
@@ -83,21 +83,21 @@ def test_mistakes_in_a_file_are_one_line(tmp_path: Path, text: str, told: str) -
     file = tmp_path / "mine.toml"
     file.write_text(text, encoding="utf-8")
     with pytest.raises(UserError, match=told) as raised:
-        chosen([str(file)], {})
+        sets_named([str(file)], {})
     assert "\n" not in str(raised.value)
 
 
 def test_sets_that_are_missing_are_skipped_with_the_place_where_they_should_lie(tmp_path: Path) -> None:
     write_folder(tmp_path / "own" / "train", each=2)
     write_folder(tmp_path / "own" / "test", each=1, seed=1)
-    entries = chosen(["birdsnap", "cars", "voc2007"], {"own": str(tmp_path / "own")})
-    found, skipped = opened(entries, tmp_path / "sets", note)
+    entries = sets_named(["birdsnap", "cars", "voc2007"], {"own": str(tmp_path / "own")})
+    found, skipped = open_sets(entries, tmp_path / "sets", note)
     assert [each.entry.name for each in found] == ["own"]
     assert skipped["birdsnap"] == "torchvision has no loader for it"
     assert skipped["cars"].endswith(f"it should lie in {tmp_path / 'sets' / 'stanford_cars'}")
     assert "VOCdevkit" in skipped["voc2007"]
     with pytest.raises(UserError, match="none of the sets is there"):
-        opened(entries[:2], tmp_path / "sets", note)
+        open_sets(entries[:2], tmp_path / "sets", note)
 
 
 def test_a_metric_that_does_not_fit_the_labels_is_refused(tmp_path: Path) -> None:
@@ -105,7 +105,7 @@ def test_a_metric_that_does_not_fit_the_labels_is_refused(tmp_path: Path) -> Non
     file = tmp_path / "mine.toml"
     file.write_text('[[set]]\nname = "a"\ndata = "multilabel:lists"\nmetric = "top1"\n', encoding="utf-8")
     with pytest.raises(UserError, match="the metric top1 needs one class for each image"):
-        opened(chosen([str(file)], {}), tmp_path, note)
+        open_sets(sets_named([str(file)], {}), tmp_path, note)
 
 
 def test_voc_2007_is_trainval_and_test(tmp_path: Path) -> None:

@@ -101,7 +101,7 @@ def train_dense_head(
     return head.eval().cpu()
 
 
-def scores_of(head: LinearHead) -> Callable[[Tensor], Tensor]:
+def scorer_of(head: LinearHead) -> Callable[[Tensor], Tensor]:
     """What turns patches [Q, D] into scores [Q, C] by a head, a span at a time."""
 
     @torch.no_grad()

@@ -140,10 +140,10 @@ def listed(root: Path, names: Path, image: str, mask: str) -> tuple[tuple[str, .
         raise UserError(f"cannot read the list of images {names} ({error})") from None
     if not lines:
         raise UserError(f"{names} names no image")
-    return existing(root, [image.format(name) for name in lines], [mask.format(name) for name in lines])
+    return existing_masks(root, [image.format(name) for name in lines], [mask.format(name) for name in lines])
 
 
-def existing(root: Path, paths: list[str], masks: list[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+def existing_masks(root: Path, paths: list[str], masks: list[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """The lists as they are. Raises UserError if a file is missing."""
     missing = [path for path in (*paths, *masks) if not (root / path).is_file()]
     if missing:
@@ -175,4 +175,4 @@ def in_folders(
     )
     if not found:
         raise UserError(f"no image below {place}")
-    return existing(root, [f"{images}/{path}" for path in found], [f"{masks}/{pair(path)}" for path in found])
+    return existing_masks(root, [f"{images}/{path}" for path in found], [f"{masks}/{pair(path)}" for path in found])

@@ -20,7 +20,7 @@ LAYOUTS: tuple[MaskLayout, ...] = (
 )
 
 
-def layout_of(root: Path, name: str | None = None) -> MaskLayout:
+def mask_layout_of(root: Path, name: str | None = None) -> MaskLayout:
     """The layout of that name, or the one that a folder has.
 
     Raises:
@@ -37,7 +37,7 @@ def layout_of(root: Path, name: str | None = None) -> MaskLayout:
     return found
 
 
-def train_and_test(root: Path, layout: MaskLayout) -> tuple[MaskedImages, MaskedImages]:
+def mask_splits(root: Path, layout: MaskLayout) -> tuple[MaskedImages, MaskedImages]:
     """Both splits of a folder.
 
     Raises:

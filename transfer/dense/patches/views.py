@@ -117,10 +117,10 @@ class Views:
         image, part = self.owner(index)
         left, top, right, bottom = self.boxes(image)[part]
         side = self.geometry.side
-        return nearest(self.images.mask(image)[top:bottom, left:right], side, side)
+        return nearest_pixels(self.images.mask(image)[top:bottom, left:right], side, side)
 
 
-def nearest(mask: np.ndarray, height: int, width: int) -> np.ndarray:
+def nearest_pixels(mask: np.ndarray, height: int, width: int) -> np.ndarray:
     """A mask [h, w] resized to [height, width]: the value under the centre of every new pixel."""
     rows, columns = (
         ((np.arange(new) + 0.5) * old / new).astype(np.int64)

@@ -24,7 +24,7 @@ from ..setup.job import Job
 from ..setup.samples import evaluation_samples, training_sample
 from ..setup.settings import DetectionSettings, rescaled
 from .hooks import Batches, Checkpoints, ProgressLine, ScalarWriter, SeedStep, StopHook, StoppedError
-from .losses import MixedPrecisionTrainer, Trainer, WriteLosses
+from .losses import Detectron2Trainer, MixedPrecisionTrainer, WriteLosses
 from .model import configuration, detector, inputs
 
 # After .model, which silences the warnings of Detectron2's first import.
@@ -59,9 +59,9 @@ def train(job: Job, stop: StopRequest) -> bool:
         model, no_loader = average_gradients(network) or network, ()  # the loader depends on the step to resume from
         if settings.precision == "amp":
             scaler = torch.amp.GradScaler("cuda")
-            trainer: Trainer = MixedPrecisionTrainer(model, no_loader, optimizer, grad_scaler=scaler)
+            trainer: Detectron2Trainer = MixedPrecisionTrainer(model, no_loader, optimizer, grad_scaler=scaler)
         else:
-            trainer = Trainer(model, no_loader, optimizer)
+            trainer = Detectron2Trainer(model, no_loader, optimizer)
         checkpoints, line = Checkpoints(network, job, trainer), ProgressLine()
         rates = hooks.LRScheduler(scheduler=build_lr_scheduler(config, optimizer))
         losses = WriteLosses(settings.save_every, WRITE_EVERY)
@@ -163,7 +163,7 @@ def _optimizer(config: CfgNode, settings: DetectionSettings, network: nn.Module)
 
 
 def _hooks_of_results(
-    job: Job, trainer: Trainer, checkpoints: Checkpoints, start: int, later: Batches
+    job: Job, trainer: Detectron2Trainer, checkpoints: Checkpoints, start: int, later: Batches
 ) -> list[HookBase]:
     """Detectron2's hooks that write results: BatchNorm statistics before the checkpoint, then TensorBoard."""
     settings, registered = job.settings, []

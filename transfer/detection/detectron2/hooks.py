@@ -19,7 +19,7 @@ from excb.files.atomic import write_text
 
 from ..setup.job import Job
 from ..setup.samples import Loader
-from .losses import Trainer
+from .losses import Detectron2Trainer
 from .model import inputs
 
 # After .model, which silences the warnings of Detectron2's first import.
@@ -133,7 +133,7 @@ class Checkpoints(DetectionCheckpointer):  # type: ignore[misc]
         trainer: whose state is saved too; None for prediction only.
     """
 
-    def __init__(self, network: nn.Module, job: Job, trainer: Trainer | None = None) -> None:
+    def __init__(self, network: nn.Module, job: Job, trainer: Detectron2Trainer | None = None) -> None:
         super().__init__(network, str(job.folder / CHECKPOINTS), **({} if trainer is None else {"trainer": trainer}))
         self._identity = job.training | {"engine": "detectron2"}
 

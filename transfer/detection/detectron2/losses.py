@@ -12,7 +12,7 @@ from . import model as _model  # noqa: F401  # isort: skip
 from detectron2.engine import AMPTrainer, HookBase, SimpleTrainer  # isort: skip
 
 
-class Trainer(SimpleTrainer):  # type: ignore[misc]
+class Detectron2Trainer(SimpleTrainer):  # type: ignore[misc]
     """Detectron2's trainer. Losses are written with the next step's, or by `write_pending`, under their own number."""
 
     _pending: Callable[[], None] | None = None
@@ -44,7 +44,7 @@ class Trainer(SimpleTrainer):  # type: ignore[misc]
         self._pending = write
 
 
-class MixedPrecisionTrainer(Trainer, AMPTrainer):  # type: ignore[misc]
+class MixedPrecisionTrainer(Detectron2Trainer, AMPTrainer):  # type: ignore[misc]
     """The same with automatic mixed precision."""
 
 

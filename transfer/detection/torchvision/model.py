@@ -92,7 +92,7 @@ def build(settings: DetectionSettings, depth: int, backbone: Mapping[str, Tensor
         UserError: the tensors are not those of this ResNet.
     """
     norm = FrozenBatchNorm2d if settings.norm == "FrozenBN" else nn.BatchNorm2d
-    network = resnet(depth, norm)
+    network = detector_resnet(depth, norm)
     load_resnet(network, depth, backbone)
     if settings.stride_in_1x1:
         _stride_first(network)
@@ -103,7 +103,7 @@ def build(settings: DetectionSettings, depth: int, backbone: Mapping[str, Tensor
     return (_c4 if c4 else _fpn)(network, settings, norm, classes)
 
 
-def resnet(depth: int, norm: Callable[[int], nn.Module]) -> ResNet:
+def detector_resnet(depth: int, norm: Callable[[int], nn.Module]) -> ResNet:
     """A new ResNet."""
     return ResNet(Bottleneck, list(BLOCKS[depth]), norm_layer=norm)
 

@@ -7,7 +7,7 @@ import numpy as np
 
 from excb.errors import UserError, require
 
-from ..instance_set import Box, CroppedImages, InstanceLayout, InstanceSet, Truth, existing
+from ..instance_set import Box, CroppedImages, InstanceLayout, InstanceSet, Truth, existing_images
 from . import plain_pickle
 
 # For every protocol: which of the ground truth's lists are relevant, and which are left out. All else is wrong.
@@ -43,7 +43,7 @@ def _open(root: Path, named: Path | None) -> InstanceSet:
         for name, (relevant, junk) in PROTOCOLS.items()
     }
     require(any(len(each.relevant) for each in truth["medium"]), f"{file} has no query with a relevant image")
-    paths = [existing(root, [f"jpg/{name}.jpg" for name in names]) for names in (queries, gallery)]
+    paths = [existing_images(root, [f"jpg/{name}.jpg" for name in names]) for names in (queries, gallery)]
     return InstanceSet(
         "revisited",
         CroppedImages(root, paths[0], boxes),

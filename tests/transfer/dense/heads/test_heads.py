@@ -92,7 +92,7 @@ def test_a_linear_head_learns_what_features_hold(memory: Memory, views: Views, n
     steps: list[int] = []
     head = linear.train_dense_head(memory, views, GRID, short, seed=0, device=CPU, progress=steps.append)
     assert sum(steps) == 150
-    scores = linear.scores_of(head)(memory.patches.whole)
+    scores = linear.scorer_of(head)(memory.patches.whole)
     right = scores.argmax(1).numpy() == memory.labels.majority(memory.patches.chosen)
     assert right.mean() > 0.85
     again = linear.train_dense_head(memory, views, GRID, short, seed=0, device=CPU)
@@ -148,7 +148,7 @@ def test_logistic_regression_is_scikit_learns(memory: Memory) -> None:
     model = LogisticRegression(C=0.1, max_iter=1000).fit(rows, memory.labels.majority(memory.patches.chosen))
     assert head.linear.weight.detach().numpy() == pytest.approx(model.coef_, abs=2e-2)
     assert (strength, notes) == (0.1, [])
-    predicted = linear.scores_of(head)(memory.patches.whole).argmax(1).numpy()
+    predicted = linear.scorer_of(head)(memory.patches.whole).argmax(1).numpy()
     assert (predicted == model.predict(rows)).mean() > 0.99
 
 

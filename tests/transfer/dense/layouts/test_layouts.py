@@ -9,7 +9,7 @@ from PIL import Image
 
 from excb.errors import UserError
 from excb.transfer.dense.layouts import ade20k, cityscapes, pascal_context, voc
-from excb.transfer.dense.layouts.table import LAYOUTS, layout_of, train_and_test
+from excb.transfer.dense.layouts.table import LAYOUTS, mask_layout_of, mask_splits
 from tests.transfer.dense.masked_images import CLASSES, write_set
 from tests.transfer.tiny_coco import change, contents, write_coco
 
@@ -80,7 +80,7 @@ def test_published_sets(
     first: set[int],
 ) -> None:
     write_tree(tmp_path / folder)
-    train, test = train_and_test(tmp_path / folder, layout_of(tmp_path / folder, name))
+    train, test = mask_splits(tmp_path / folder, mask_layout_of(tmp_path / folder, name))
     assert (len(train), len(test)) == images
     assert len(set(train.classes)) == classes
     assert set(np.unique(train.mask(0)).tolist()) == first
@@ -104,9 +104,9 @@ def test_published_sets(
 def test_a_folder_says_its_layout(tmp_path: Path, write_tree: Callable[[Path], None], folder: str, name: str) -> None:
     write_tree(tmp_path / folder)
     top = tmp_path / folder.split("/", maxsplit=1)[0]
-    layout = layout_of(top)
+    layout = mask_layout_of(top)
     assert layout.name == name
-    train_and_test(top, layout)
+    mask_splits(top, layout)
 
 
 def test_names_and_classes_are_those_of_their_benchmarks() -> None:
@@ -119,7 +119,7 @@ def test_names_and_classes_are_those_of_their_benchmarks() -> None:
 
 def test_folders_of_images_and_masks(tmp_path: Path) -> None:
     root = write_set(tmp_path / "set")
-    train, test = train_and_test(root, layout_of(root))
+    train, test = mask_splits(root, mask_layout_of(root))
     assert train.classes == CLASSES
     assert (len(train), len(test)) == (6, 4)
     assert any(path.startswith("images/deep/") for path in train.paths)
@@ -143,7 +143,7 @@ def test_masks_that_cannot_be_used(tmp_path: Path, damage: Callable[[Image.Image
     file = root / "train" / "masks" / "1.png"
     with Image.open(file) as mask:
         damage(mask).save(file)
-    train, _ = train_and_test(root, layout_of(root))
+    train, _ = mask_splits(root, mask_layout_of(root))
     index = train.paths.index("images/1.png")
     with pytest.raises(UserError, match=said):
         train.mask(index)
@@ -154,25 +154,25 @@ def test_masks_that_cannot_be_used(tmp_path: Path, damage: Callable[[Image.Image
 
 def test_what_is_missing_is_named(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="no folder"):
-        layout_of(tmp_path / "nothing")
+        mask_layout_of(tmp_path / "nothing")
     with pytest.raises(UserError, match="has none of the layouts coco"):
-        layout_of(tmp_path)
+        mask_layout_of(tmp_path)
     with pytest.raises(UserError, match=r"--layout cityscape: there are .*did you mean 'cityscapes'"):
-        layout_of(tmp_path, "cityscape")
+        mask_layout_of(tmp_path, "cityscape")
     for name in (layout.name for layout in LAYOUTS):
         with pytest.raises(UserError):
-            train_and_test(tmp_path, layout_of(tmp_path, name))
+            mask_splits(tmp_path, mask_layout_of(tmp_path, name))
     root = write_set(tmp_path / "set")
     (root / "train" / "masks" / "1.png").unlink()
     with pytest.raises(UserError, match=r"1 files are not in .*, such as masks/1.png"):
-        train_and_test(root, layout_of(root))
+        mask_splits(root, mask_layout_of(root))
     (root / "classes.txt").unlink()
     with pytest.raises(UserError, match="holds the names of the classes, a line each"):
-        train_and_test(root, layout_of(root))
+        mask_splits(root, mask_layout_of(root))
     write_voc(tmp_path / "VOC2012")
     (tmp_path / "VOC2012/ImageSets/Segmentation/val.txt").write_text("\n")
     with pytest.raises(UserError, match="names no image"):
-        train_and_test(tmp_path / "VOC2012", layout_of(tmp_path / "VOC2012"))
+        mask_splits(tmp_path / "VOC2012", mask_layout_of(tmp_path / "VOC2012"))
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -185,7 +185,7 @@ def test_objects_are_classes_and_crowds_do_not_count(tmp_path: Path) -> None:
     from pycocotools.coco import COCO
 
     root = write_coco(tmp_path / "coco")
-    images, _ = train_and_test(root, layout_of(root))
+    images, _ = mask_splits(root, mask_layout_of(root))
     assert images.classes == ("background", "square", "disc", "bar")
     truth = COCO(str(root / "annotations/instances_train2017.json"))
     numbers = {3: 1, 7: 2, 90: 3}
@@ -207,7 +207,7 @@ def test_supercategories_are_classes(tmp_path: Path) -> None:
         for category in categories:
             category["supercategory"] = "round" if category["name"] == "disc" else "angular"
         change(file, categories=categories)
-    whole, parents = (train_and_test(root, layout_of(root, name))[0] for name in ("coco", "coco-super"))
+    whole, parents = (mask_splits(root, mask_layout_of(root, name))[0] for name in ("coco", "coco-super"))
     assert parents.classes == ("background", "angular", "round")
     table = np.array([0, 1, 2, 1, -1])  # of background, square, disc, bar, and -1
     assert all((table[whole.mask(index)] == parents.mask(index)).all() for index in range(len(whole)))
@@ -220,6 +220,6 @@ def test_objects_without_a_mask_do_not_count(tmp_path: Path) -> None:
     annotations = contents(file)["annotations"]
     annotations = [one | {"segmentation": []} for one in annotations if not one["iscrowd"]]
     change(file, annotations=annotations)
-    images, _ = train_and_test(root, layout_of(root))
+    images, _ = mask_splits(root, mask_layout_of(root))
     values = {value for index in range(len(images)) for value in np.unique(images.mask(index)).tolist()}
     assert values == {0, -1}

@@ -8,7 +8,7 @@ from PIL import Image
 
 from excb.transfer.dense.layouts import folders
 from excb.transfer.dense.patches.geometry import Geometry
-from excb.transfer.dense.patches.views import Views, nearest
+from excb.transfer.dense.patches.views import Views, nearest_pixels
 from tests.transfer.dense.masked_images import write_set
 
 
@@ -32,7 +32,7 @@ def test_windows_of_one_image_follow_each_other(root: Path) -> None:
             expected = whole.crop((left, top, right, bottom)).resize((32, 32), Image.Resampling.BILINEAR)
             difference = np.asarray(views.open(view), float) - np.asarray(expected, float)
             assert np.abs(difference[3:-3, 3:-3]).max() <= 1  # at a border the box's surroundings differ
-            assert (views.mask(view) == nearest(mask[top:bottom, left:right], 32, 32)).all()
+            assert (views.mask(view) == nearest_pixels(mask[top:bottom, left:right], 32, 32)).all()
 
 
 def test_fingerprints_differ_with_the_geometry(root: Path) -> None:
@@ -47,4 +47,4 @@ def test_masks_are_resized_as_pillow_does() -> None:
     mask = np.random.default_rng(0).integers(0, 9, (23, 31))
     for height, width in ((23, 31), (8, 8), (50, 40), (46, 62)):
         expected = Image.fromarray(mask.astype(np.uint8)).resize((width, height), Image.Resampling.NEAREST)
-        assert (nearest(mask, height, width) == np.asarray(expected)).all()
+        assert (nearest_pixels(mask, height, width) == np.asarray(expected)).all()

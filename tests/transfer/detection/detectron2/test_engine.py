@@ -293,8 +293,8 @@ def test_losses_are_those_of_detectron2s_trainer(
         late = recorded(patch)
         assert detectron2_engine.train(make(tmp_path / "late", settings), stop)
     with monkeypatch.context() as patch, StopRequest() as stop:
-        patch.setattr(losses.Trainer, "_write_metrics", SimpleTrainer._write_metrics)
-        patch.setattr(losses.Trainer, "write_pending", lambda _self: None)
+        patch.setattr(losses.Detectron2Trainer, "_write_metrics", SimpleTrainer._write_metrics)
+        patch.setattr(losses.Detectron2Trainer, "write_pending", lambda _self: None)
         at_once = recorded(patch)
         assert detectron2_engine.train(make(tmp_path / "at_once", settings), stop)
     assert late == at_once
@@ -325,13 +325,13 @@ def test_a_steps_losses_are_written_with_the_next(
 def test_no_checkpoint_holds_a_diverged_step(
     make: Callable[..., Job], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: int, stopped: bool
 ) -> None:
-    usual = losses.Trainer._write_metrics
+    usual = losses.Detectron2Trainer._write_metrics
 
     def diverging(self: Any, loss_dict: dict[str, Tensor], *rest: Any, **more: Any) -> None:
         factor = float("nan") if self.iter == step else 1.0
         usual(self, {name: loss * factor for name, loss in loss_dict.items()}, *rest, **more)
 
-    monkeypatch.setattr(losses.Trainer, "_write_metrics", diverging)
+    monkeypatch.setattr(losses.Detectron2Trainer, "_write_metrics", diverging)
     settings = replace(TINY, save_every=100) if stopped else TINY  # which saves after steps 1 and 3
     stop = After(step + 1, ask_to_stop) if stopped else StopRequest()
     with stop, pytest.raises(UserError, match=rf"diverged .*iteration={step}!"):

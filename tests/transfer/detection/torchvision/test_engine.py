@@ -254,7 +254,7 @@ def test_two_processes_average_what_each_finds(data: Path, tmp_path: Path, monke
 
 def work(data: Path, folder: Path) -> None:
     """One of two processes: train with frozen norms and predict; then a few steps with common BatchNorm."""
-    model.resnet = narrow
+    model.detector_resnet = narrow
     job = make_job(data, folder, **FROZEN)
     assert train(job)
     torch.save(torchvision_engine.predict(job, job.val), folder / f"results-{rank()}")

@@ -17,7 +17,7 @@ from excb.transfer.detection.torchvision.model import Detector, build
 from tests.transfer.detection.tiny_detector import images, narrow, small_networks, targets, tensors
 
 CLASSES = 3
-RESNET = model.resnet
+RESNET = model.detector_resnet
 
 
 @pytest.fixture(autouse=True)
@@ -81,9 +81,9 @@ def test_every_tensor_finds_its_place(backbone: dict[str, Tensor], architecture:
 def test_a_resnet_50_is_a_resnet_50(monkeypatch: pytest.MonkeyPatch) -> None:
     import torchvision
 
-    monkeypatch.setattr(model, "resnet", RESNET)
+    monkeypatch.setattr(model, "detector_resnet", RESNET)
     with torch.device("meta"):
-        ours, theirs = model.resnet(50, nn.BatchNorm2d), torchvision.models.resnet50(weights=None)
+        ours, theirs = model.detector_resnet(50, nn.BatchNorm2d), torchvision.models.resnet50(weights=None)
     shapes = {name: value.shape for name, value in theirs.state_dict().items()}
     assert {name: value.shape for name, value in ours.state_dict().items()} == shapes
 
