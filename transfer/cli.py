@@ -34,7 +34,7 @@ Evaluate a checkpoint on downstream tasks. --ckpt takes what excb.load takes, or
   excb-eval leaderboard RESULTS --out DIR                           published and measured figures side by side"""
 
 
-# Commands that are no protocols, by the modules that hold their records.
+# Commands that are not protocols, by the modules that hold their records.
 OTHERS = {
     "all": "every.cli:all_command",
     "sets": "sets.cli:SETS",
@@ -75,9 +75,9 @@ def _main(argv: Sequence[str]) -> int:
     complete(parser)
     args = parser.parse_args(argv)
     args.arguments = list(argv)  # processes on other GPUs and Slurm jobs get the same command line
-    chosen: Command = args.command
+    command: Command = args.command
     with ending_with_launcher(PROGRAM):
-        return chosen.run(args)
+        return command.run(args)
 
 
 if __name__ == "__main__":

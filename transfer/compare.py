@@ -101,7 +101,7 @@ def _check_same_images(first: Side, second: Side) -> None:
 
 
 def _differences(a: Result, b: Result, pairs: Sequence[tuple[str, str]]) -> list[str]:
-    """What makes the figures answers to unlike questions."""
+    """The differences that make the figures answers to unlike questions."""
     warnings = []
     unlike = dict.fromkeys(
         words for name_a, name_b in pairs for words in differences(_fields(a, name_a), _fields(b, name_b))
@@ -124,7 +124,7 @@ def _differences(a: Result, b: Result, pairs: Sequence[tuple[str, str]]) -> list
 
 
 def _fields(result: Result, figure: str) -> Fields:
-    """What defines a figure, among the settings of its result; the leaderboard ranks within equal ones."""
+    """The settings of a result that define its figure; the leaderboard ranks within equal ones."""
     settings = json.loads(json.dumps(result.settings))
     protocol, kind = protocols.protocol_of_result(result.protocol), protocols.kind_of(figure)
     return named(settings) if protocol is None or kind is None else protocol.fields_of(settings, kind)

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, repr=False)
 class Result:
-    """What a protocol measured. In a notebook it shows itself as a table.
+    """The result of a protocol. In a notebook it shows itself as a table.
 
     Attributes:
         record: all of it, as the file holds it: settings, checkpoint, images, versions.
@@ -52,11 +52,11 @@ class Result:
 
     @property
     def notes(self) -> list[str]:
-        """What a reader of the figures must know."""
+        """Notes that a reader of the figures must know."""
         return self.record.notes
 
     def predictions(self, figure: str | None = None) -> dict[str, list[Any]]:
-        """What was said of every test image, as columns: `pandas.DataFrame(result.predictions())`.
+        """The predictions for every test image, as columns: `pandas.DataFrame(result.predictions())`.
 
         Args:
             figure: whose guesses or scores; by default the main figure.
@@ -155,15 +155,15 @@ def evaluate(
 
     from excb.distributed.parallel import joined
 
-    chosen = protocols.protocol_named(protocol)
+    entry = protocols.protocol_named(protocol)
     if not isinstance(ckpt, nn.Module):
         ckpt = os.fspath(ckpt)
-    elif chosen.labels == "boxes":
+    elif entry.labels == "boxes":
         raise UserError(f"{protocol} builds a detector on a checkpoint: save the network, and name its file or folder")
     else:
         options.setdefault("device", device_of(ckpt))
     values = {"ckpt": ckpt, "data": data, "train": train, "test": test, **options}
-    evaluation = of_python(chosen, values, refused=FROM_SHELL)
+    evaluation = of_python(entry, values, refused=FROM_SHELL)
     reporter = Reporter(quiet=quiet or not is_rank0())
     with joined(evaluation.shared.device, stay=True) as device:
         made = evaluation.measure(evaluation.open(device, reporter), reporter)

@@ -19,12 +19,12 @@ Work = Callable[[argparse.Namespace, "torch.device"], int]
 def in_parallel(
     work: Work, *, out: Literal["file", "folder"] = "file", answers: tuple[int, ...] = ()
 ) -> Callable[[argparse.Namespace], int]:
-    """What runs a command in as many processes as `--gpus` or `--slurm` says, or in this one.
+    """A function that runs a command in as many processes as `--gpus` or `--slurm` says, or in this one.
 
     Args:
         work: the command in one process, which has joined the others; it returns the exit code.
         out: what --out names.
-        answers: exit codes beside 0 that are no failure.
+        answers: exit codes beside 0 that are not failures.
 
     Returns:
         The `run` of a `Command`. It expects the program's own arguments as `args.arguments`.

@@ -42,7 +42,7 @@ class Family:
 
 @dataclass(frozen=True)
 class FigureKind:
-    """What a figure measures."""
+    """The kind of a figure: what it measures."""
 
     family: str  # name of its `Family`
     metric: str  # its column: "top-1", "box AP50", "mAP",
@@ -166,7 +166,7 @@ class Protocol:
             three; a sentence where passes say little; None where it is not known.
         result_fields: what defines a measured figure, given the result's settings as in JSON.
         claim_fields: the same of a published figure, given the claim's options.
-        read_paired: reads what `excb-eval compare` needs beside a result's FILE.json, where figures are no means of
+        read_paired: reads what `excb-eval compare` needs beside a result's FILE.json, where figures are not means of
             scores of images; raises UserError. None where they are.
         label: what a submitted result is called, after its checkpoint.
         objection: why a result may not stand in a leaderboard; empty where it may.
@@ -211,7 +211,7 @@ class Protocol:
         return tuple(each.name for each in fields(self.shared) if each.name in REFERENCES)
 
     def fields_of(self, settings: Fields, kind: FigureKind) -> Fields:
-        """What defines a measured figure: `result_fields`, and the precision of the features where it is stated."""
+        """The fields that define a figure: `result_fields`, and the precision of the features where it is stated."""
         precision = {name: settings[name] for name in ("feature_precision",) if name in settings}
         return {**self.result_fields(settings, kind), **precision}
 

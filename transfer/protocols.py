@@ -72,7 +72,7 @@ def families() -> tuple[Family, ...]:
 
 
 def kind_of(figure: str) -> FigureKind | None:
-    """What a figure's name says; None of names that are no figure of a table: single seeds, spreads, clusters."""
+    """The kind that a figure's name states; None for names without a place in tables, such as single seeds."""
     kinds = (kind for protocol in PROTOCOLS.values() if (kind := protocol.kind_of(figure)) is not None)
     if (kind := next(kinds, None)) is not None:
         return kind
@@ -93,7 +93,7 @@ def headline(figures: Mapping[str, float]) -> str:
 
 
 def title(figure: str) -> str:
-    """What people call a figure."""
+    """The usual name of a figure."""
     if (kind := kind_of(figure)) is None:
         return figure
     settings = "".join(f", {name} {value}" for name, value in kind.settings)

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Shell:
-    """What only a command line says."""
+    """Options that only a command line has."""
 
     out: Path | None
     dry_run: bool
@@ -67,7 +67,7 @@ def shell_command(
         out: what --out names.
         metavar: of --out.
         default_out: the place to write to where --out names none, given the first options; None writes nothing then.
-        answers: exit codes beside 0 that are no failure.
+        answers: exit codes beside 0 that are not failures.
         group: under which the program's help lists it.
         description: for its own `--help`.
         examples: what to type after the program's name.

@@ -1,4 +1,4 @@
-"""What every protocol starts from: a loaded backbone and labelled train and test images of the same classes."""
+"""The task of a protocol: a loaded backbone and labelled train and test images of the same classes."""
 
 import os
 from collections.abc import Callable, Mapping
@@ -76,7 +76,7 @@ class Task:
 
         Args:
             checkpoint: what `excb.load` takes, or a network (`excb.hub.adopted.adopt`), which is evaluated as it is.
-            train: labelled images, as `sources.train_and_test` opens them, or a folder with a sub-folder a class.
+            train: labelled images, as `sources.train_and_test` opens them, or a folder with one sub-folder per class.
             test: the same for other images.
             network: of a run's checkpoint.
             resize: shorter side in pixels; the checkpoint's by default.
@@ -234,7 +234,7 @@ class Task:
 
     @property
     def settings(self) -> dict[str, Any]:
-        """What figures depend on beside a protocol's own settings, where it is not the default."""
+        """The settings that figures depend on beside a protocol's own, where they are not the defaults."""
         return self._precision
 
     @property
@@ -247,7 +247,7 @@ class Task:
         return self.backbone.entry.network == untrained.NETWORK
 
     def extraction(self, images: Images, kind: Kind = "pooled") -> Extraction:
-        """What it takes to compute the features of a set."""
+        """The computation of the features of a set."""
         return Extraction(
             self.backbone,
             self.preprocessing,
@@ -267,8 +267,8 @@ class Task:
             UserError: an image cannot be read, so that figures would not be comparable; the backbone has no such
                 features; or the cache cannot be written.
         """
-        talk = reporter if rank() == 0 else Reporter(quiet=True)
-        return features_of(self.extraction(images, kind), self.cache, talk, name=name)
+        own_reporter = reporter if rank() == 0 else Reporter(quiet=True)
+        return features_of(self.extraction(images, kind), self.cache, own_reporter, name=name)
 
     def features(
         self, images: Images, name: str, reporter: Reporter, *, kind: Kind = "pooled"

@@ -203,7 +203,7 @@ def test_only_settings_of_the_compared_figures_are_told(make: Make) -> None:
         "figures under unlike protocols: knn with k 10, not 20"
     ]
     chosen = [make(f"{lr}.json", grid, protocol="linear_fast", settings={"lr": [1, 3], "chosen": lr}) for lr in (1, 3)]
-    assert quiet(*chosen)["warnings"] == []  # what a protocol found is no setting of it
+    assert quiet(*chosen)["warnings"] == []  # what a protocol found is not a setting of it
 
 
 def test_a_mean_over_seeds_is_compared_as_the_mean(make: Make) -> None:

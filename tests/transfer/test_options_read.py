@@ -109,7 +109,7 @@ def recording(kind: type[Any], read: set[str]) -> type[Any]:
 
 
 class Recorder:
-    """What a command offers, and what it reads."""
+    """The options that a command offers, and those that it reads."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.offered, self.read = set[str](), set[str]()

@@ -69,7 +69,7 @@ class TrainingBatches:
     """The batches of a training run; every epoch has every image once, the last batch may be smaller.
 
     Batches are strided by rank, so that shares may differ by one image or be empty. Divide sums of losses by
-    `Batch.whole`, and all-reduce gradients as sums.
+    `LabelledBatch.whole`, and all-reduce gradients as sums.
 
     Args:
         images: labelled images.
@@ -122,10 +122,10 @@ class TrainingBatches:
                 path, reason = reasons[0]
                 raise UserError(f"{path} cannot be read ({reason}): fix or remove it")
             step = number % self.steps
-            whole = min(self._batch, len(self._chosen) - step * self._batch)
+            size = min(self._batch, len(self._chosen) - step * self._batch)
             assert self._images.labels is not None
             labels = torch.from_numpy(self._images.labels[samples.numpy()])
-            yield LabelledBatch(views, labels.pin_memory() if self._pin_memory else labels, samples, whole)
+            yield LabelledBatch(views, labels.pin_memory() if self._pin_memory else labels, samples, size)
 
 
 class _Order(Sampler[list[tuple[int, int]]]):

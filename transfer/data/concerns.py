@@ -1,4 +1,4 @@
-"""What is odd about a train and a test set, though both can be used: likely mistakes that a figure would hide."""
+"""Concerns about a train and a test set that can both be used: likely mistakes that a figure would hide."""
 
 import hashlib
 import os
@@ -23,7 +23,7 @@ def concerns(train: Images, test: Images) -> list[str]:
 
 
 def _empty_classes(images: Images) -> list[str]:
-    """Class folders without an image, which are no classes."""
+    """Class folders without an image, which are not classes."""
     root = Path(images.root)
     if not isinstance(images, ImageSet) or images.labels is None or not root.is_dir():
         return []

@@ -62,20 +62,20 @@ def open_multilabel(text: str, split: Split, _root: Path | None, _note: Note) ->
         bool(text) and folder.is_dir(), f"no folder {folder}: {SOURCE.form} names one of images with several labels"
     )
     for layout in LAYOUTS:
-        if (found := layout.read(folder, split)) is not None:
-            return _checked(found)
+        if (known := layout.read(folder, split)) is not None:
+            return _checked(known)
     forms = "; ".join(layout.form for layout in LAYOUTS)
     raise UserError(f"{folder} has no sets of labels of its {split} images: it needs {forms}")
 
 
-def _checked(found: Known) -> MultiLabelImages:
-    images = MultiLabelImages.of(found.root, found.labels, found.classes)
-    require(len(images) > 0, f"{found.source} names no image")
-    gone = next((path for path in images.paths if not (found.root / path).is_file()), None)
+def _checked(known: Known) -> MultiLabelImages:
+    images = MultiLabelImages.of(known.root, known.labels, known.classes)
+    require(len(images) > 0, f"{known.source} names no image")
+    gone = next((path for path in images.paths if not (known.root / path).is_file()), None)
     require(
-        gone is None, f"{found.source} names {gone}, which is not in {found.root}: put it there, or remove its line"
+        gone is None, f"{known.source} names {gone}, which is not in {known.root}: put it there, or remove its line"
     )
-    require(bool((images.targets == PRESENT).any()), f"{found.source} gives no image a class: is it the right file?")
+    require(bool((images.targets == PRESENT).any()), f"{known.source} gives no image a class: is it the right file?")
     return images
 
 

@@ -21,7 +21,7 @@ UNSURE = "?"  # before a class in a list: ignored of this image
 
 @dataclass(frozen=True)
 class Known:
-    """What a file says of images."""
+    """The labels that a file gives to images."""
 
     source: Path  # the file, or the folder of files
     root: Path  # of the images
@@ -107,7 +107,7 @@ def _read_list(file: Path) -> dict[str, dict[str, int]]:
     for path, names in pairs:
         require(path not in labels, f"{file} names {path} more than once: remove the repeats")
         below = not Path(path).is_absolute() and ".." not in Path(path).parts
-        require(below, f"{file}: {path} is no path below {file.stem}/")
+        require(below, f"{file}: {path} is not a path below {file.stem}/")
         own = [name.strip() for name in names if name.strip()]
         labels[path] = {name.removeprefix(UNSURE): -1 if name.startswith(UNSURE) else 1 for name in own}
     return labels

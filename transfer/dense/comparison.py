@@ -82,7 +82,7 @@ class Segmentations(Paired):
         mixed = [_exchanged(MEASURES[measure], *runs) for runs in ((first, second), (second, first))]
         images = len(self.names)
         nobody = np.zeros((1, images))
-        whole = [float(value(nobody)[0]) for value in mixed]
+        values_of_all = [float(value(nobody)[0]) for value in mixed]
         drawn = np.concatenate(
             [
                 of_resamples(second, measure, weights) - of_resamples(first, measure, weights)
@@ -90,12 +90,12 @@ class Segmentations(Paired):
             ]
         )
         swapped = np.concatenate([mixed[1](sides) - mixed[0](sides) for sides in _sides(images)])
-        extreme = np.abs(swapped) >= abs(whole[1] - whole[0]) - _SLACK
+        extreme = np.abs(swapped) >= abs(values_of_all[1] - values_of_all[0]) - _SLACK
         alone = [_by_image(MEASURES[measure], runs) for runs in (first, second)]
         return PairedTest(
-            100 * whole[0],
-            100 * whole[1],
-            100 * (whole[1] - whole[0]),
+            100 * values_of_all[0],
+            100 * values_of_all[1],
+            100 * (values_of_all[1] - values_of_all[0]),
             percentiles(drawn[~np.isnan(drawn)]),
             int((alone[0] > alone[1]).sum()),
             int((alone[1] > alone[0]).sum()),
@@ -105,8 +105,8 @@ class Segmentations(Paired):
 
     def _of(self, figure: str) -> tuple[str, list[Areas]]:
         """The measure and the areas of a figure."""
-        found = [(m, areas) for run, areas in self.runs.items() for m in MEASURES if figure_name(run, m) == figure]
-        return found[0]
+        matches = [(m, areas) for run, areas in self.runs.items() for m in MEASURES if figure_name(run, m) == figure]
+        return matches[0]
 
 
 def _exchanged(measure: Measure, runs: Sequence[Areas], others: Sequence[Areas]) -> Resampling:
@@ -161,8 +161,8 @@ def read_areas(file: Path) -> Segmentations:
 
 
 def _areas(images: Sequence[dict[str, list[int]]], classes: int) -> Areas:
-    whole = np.zeros((3, len(images), classes), np.int64)
+    areas = np.zeros((3, len(images), classes), np.int64)
     for number, image in enumerate(images):
         for label, pixels in image.items():
-            whole[:, number, int(label)] = pixels
-    return Areas(*whole)
+            areas[:, number, int(label)] = pixels
+    return Areas(*areas)

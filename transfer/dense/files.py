@@ -21,7 +21,7 @@ from .setup import DenseTask
 
 @dataclass(frozen=True)
 class DenseMeasurements:
-    """What was measured, beside the result: areas for every figure and seed, and masks to look at."""
+    """The measurements beside the result: areas for every figure and seed, and masks to look at."""
 
     areas: dict[str, list[Areas]]  # by head and part, such as "knn_1of8"
     masks: dict[str, dict[int, np.ndarray]]  # predicted masks by head and image
@@ -36,7 +36,7 @@ class DenseFiles:
 
     @property
     def scored(self) -> Segmentations:
-        """What `excb.compare` tests."""
+        """The areas that `excb.compare` tests."""
         images = self.task.test.images
         return Segmentations(images.paths, images.classes, self.measured.areas)
 
@@ -77,14 +77,14 @@ class DenseFiles:
         rows = []
         for image in next(iter(masks.values())):
             view = self.task.test.of(image).start
-            whole = size == "original"
-            picture = images.open(image) if whole else self.task.test.open(view)
-            true = images.mask(image) if whole else self.task.test.mask(view)
+            original = size == "original"
+            picture = images.open(image) if original else self.task.test.open(view)
+            true = images.mask(image) if original else self.task.test.mask(view)
             predicted: Mapping[str, np.ndarray] = {head: masks[head][image] for head in masks}
             rows.append((picture, {"true": true, **predicted}))
         return mask_sheet(rows, len(images.classes))
 
 
 def _by_image(areas: Areas) -> list[dict[int, list[int]]]:
-    whole = np.stack([areas.right, areas.predicted, areas.true], axis=2)  # [N, C, 3]
-    return [{label: image[label].tolist() for label in np.flatnonzero(image.any(1)).tolist()} for image in whole]
+    counts = np.stack([areas.right, areas.predicted, areas.true], axis=2)  # [N, C, 3]
+    return [{label: image[label].tolist() for label in np.flatnonzero(image.any(1)).tolist()} for image in counts]

@@ -1,4 +1,4 @@
-"""A sheet of test images, their masks and what heads predicted; a row for each image."""
+"""A sheet of test images, their masks and what heads predicted; one row per image."""
 
 import io
 from collections.abc import Mapping, Sequence

@@ -106,7 +106,7 @@ def _seeds(options: DenseOptions, labels: PatchLabels, head: HeadName, part: int
 def _classifier(
     task: DenseTask, options: DenseOptions, head: HeadName, memory: Memory, *, seed: int, reporter: Reporter
 ) -> tuple[Classify, list[str]]:
-    """What gives scores of patches, and notes about it."""
+    """A function that scores patches, and notes about it."""
     how = options.resolved
     if head == "knn":
         classify = neighbours.classifier(
@@ -137,13 +137,13 @@ def _classifier(
 def _majority(labels: PatchLabels, measured: DenseMeasurements) -> dict[str, float]:
     """Figures of predicting the most frequent class of the train pixels everywhere."""
     guess = int(labels.pixels.argmax())
-    found = dict[str, float]()
+    figures = dict[str, float]()
     for run, seeds in measured.areas.items():
         true = seeds[0].true
         right, predicted = np.zeros_like(true), np.zeros_like(true)
         right[:, guess], predicted[:, guess] = true[:, guess], true.sum(1)
-        found |= figures_of({run: [Areas(right, predicted, true)]})
-    return found
+        figures |= figures_of({run: [Areas(right, predicted, true)]})
+    return figures
 
 
 def _result(

@@ -56,7 +56,7 @@ def _kind_of(figure: str) -> FigureKind | None:
 
 
 def _result_fields(settings: Mapping[str, Any], kind: FigureKind) -> Fields:
-    """What defines a figure: the settings of all heads, and those of its own."""
+    """The fields that define a figure: the settings of all heads, and those of its own."""
     shared = {name: value for name, value in settings.items() if name not in _HEADS}
     return named(shared | settings.get(kind.family.removeprefix("dense_"), {}) | dict(kind.settings))
 

@@ -133,8 +133,8 @@ def _blocks(views: Views, patches: int) -> list[range]:
     """Consecutive images whose views have at most `QUERIES` patches together, at least one image each."""
     blocks, start = [], 0
     for image in range(1, len(views.images) + 1):
-        whole = image == len(views.images)
-        if whole or (views.of(image).stop - views.of(start).start) * patches > QUERIES:
+        complete = image == len(views.images)
+        if complete or (views.of(image).stop - views.of(start).start) * patches > QUERIES:
             blocks.append(range(start, image))
             start = image
     return blocks

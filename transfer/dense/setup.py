@@ -1,4 +1,4 @@
-"""What dense evaluation starts from: a backbone that gives maps, and both sets cut into views."""
+"""The task of dense evaluation: a backbone that gives maps, and both sets cut into views."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -41,11 +41,11 @@ class DenseTask(Task):
     read: list[PatchLabels] = field(default_factory=list, compare=False, repr=False)
 
     def extraction(self, images: Images, kind: Kind = "pooled") -> PatchExtraction:
-        """What it takes to compute the rows of a set of views."""
+        """The computation of the rows of a set of views."""
         return PatchExtraction(**vars(super().extraction(images, kind)), grid=self.grid, pixels=self.pixels)
 
     def patches(self, views: Views, name: str, reporter: Reporter) -> Callable[[np.ndarray], Patches]:
-        """What gives chosen patches of a set, by their numbers; rows come from the cache or go there.
+        """A function that gives patches of a set by their numbers; rows come from the cache or go there.
 
         All ranks call this.
 

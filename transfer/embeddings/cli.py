@@ -70,21 +70,21 @@ def _answer(options: SearchOptions, shell: Shell, embeddings: "Embeddings") -> N
     from .page import SearchFindings, render_search
 
     reporter, queries = shell.reporter, dict.fromkeys(options.query)
-    found = SearchFindings(
+    findings = SearchFindings(
         [(name, embeddings.search(name, options.k)) for name in queries], _groups(options, embeddings, reporter)
     )
     files = _index(options, embeddings)
     if shell.out is not None:
-        with reporter.progress("pictures of the page", found.pictures) as bar:
-            page = render_search(found, embeddings, cosine=options.near_duplicates, progress=bar.advance)
+        with reporter.progress("pictures of the page", findings.pictures) as bar:
+            page = render_search(findings, embeddings, cosine=options.near_duplicates, progress=bar.advance)
         write_text(page, shell.out)
         files = [shell.out, *files]
     if files:
         reporter.note(f"wrote {', '.join(map(str, files))}")
     if shell.json:
-        reporter.answer(json.dumps(_to_dict(found, embeddings), indent=2))
+        reporter.answer(json.dumps(_to_dict(findings, embeddings), indent=2))
     else:
-        _print(found, embeddings, reporter, options.near_duplicates)
+        _print(findings, embeddings, reporter, options.near_duplicates)
 
 
 def _groups(options: SearchOptions, embeddings: "Embeddings", reporter: Reporter) -> list[list[str]] | None:
@@ -93,40 +93,40 @@ def _groups(options: SearchOptions, embeddings: "Embeddings", reporter: Reporter
     from .duplicates import groups
 
     with reporter.progress("pairs of images", len(embeddings)) as bar:
-        found = groups(embeddings.rows, options.near_duplicates, bar.advance)
-    return [[embeddings.paths[index] for index in group] for group in found]
+        grouped = groups(embeddings.rows, options.near_duplicates, bar.advance)
+    return [[embeddings.paths[index] for index in group] for group in grouped]
 
 
-def _to_dict(found: "SearchFindings", embeddings: "Embeddings") -> dict[str, Any]:
+def _to_dict(findings: "SearchFindings", embeddings: "Embeddings") -> dict[str, Any]:
     queries = [
         {"query": name, "matches": [{"path": match.path, "cosine": match.cosine} for match in matches]}
-        for name, matches in found.queries
+        for name, matches in findings.queries
     ]
-    duplicates = {} if found.groups is None else {"near_duplicates": found.groups}
+    duplicates = {} if findings.groups is None else {"near_duplicates": findings.groups}
     return {"queries": queries} | duplicates | embeddings.describe()
 
 
-def _print(found: "SearchFindings", embeddings: "Embeddings", reporter: Reporter, cosine: float | None) -> None:
-    if found.queries:
+def _print(findings: "SearchFindings", embeddings: "Embeddings", reporter: Reporter, cosine: float | None) -> None:
+    if findings.queries:
         rows = [
             [Path(name).name if rank == 1 else "", str(rank), f"{match.cosine:.4f}", match.path]
-            for name, matches in found.queries
+            for name, matches in findings.queries
             for rank, match in enumerate(matches, 1)
         ]
         title = f"Nearest of {len(embeddings):,} images in {embeddings.root}"
         reporter.table(title, ["query", "rank", "cosine", "image"], rows)
-    if found.groups is None:
+    if findings.groups is None:
         return
-    images = sum(map(len, found.groups))
-    title = f"{len(found.groups):,} groups of near-duplicates (cosine from {cosine:g}), {images:,} images in them"
+    images = sum(map(len, findings.groups))
+    title = f"{len(findings.groups):,} groups of near-duplicates (cosine from {cosine:g}), {images:,} images in them"
     rows = [
         [str(number), str(len(group)), path] if place == 0 else ["", "", path]
-        for number, group in enumerate(found.groups[:SHOWN], 1)
+        for number, group in enumerate(findings.groups[:SHOWN], 1)
         for place, path in enumerate(group)
     ]
     reporter.table(title, ["group", "images", "image"], rows)
-    if len(found.groups) > SHOWN:
-        reporter.answer(f"{len(found.groups) - SHOWN:,} smaller groups are not listed: --json has all")
+    if len(findings.groups) > SHOWN:
+        reporter.answer(f"{len(findings.groups) - SHOWN:,} smaller groups are not listed: --json has all")
 
 
 def _embeddings(options: EmbedOptions, shell: Shell, device: "torch.device") -> "Embeddings | None":

@@ -42,7 +42,7 @@ def open_embedding(
 
 
 def extraction_of(task: Task) -> Extraction:
-    """What it takes to embed all images of a task; unreadable ones are left out, not refused."""
+    """The computation that embeds all images of a task; unreadable ones are left out, not refused."""
     return replace(task.extraction(task.train), unreadable="nan")
 
 
@@ -61,22 +61,22 @@ def compute(task: Task, cache: Path | None, reporter: Reporter, *, loads: str = 
     Raises:
         UserError: no image can be read, or the cache cannot be written.
     """
-    images, talk = task.train, reporter if rank() == 0 else Reporter(quiet=True)
-    rows = features_of(extraction_of(task), cache, talk, name="images")
+    images, own_reporter = task.train, reporter if rank() == 0 else Reporter(quiet=True)
+    rows = features_of(extraction_of(task), cache, own_reporter, name="images")
     kept = _readable(rows)
     unreadable = _reasons(images, np.setdiff1d(np.arange(len(images)), kept))
     if unreadable:
         require(len(kept) > 0, f"no image of {images.root} can be read, such as {next(iter(unreadable.items()))}")
         some = "; ".join(f"{path} ({why})" for path, why in list(unreadable.items())[:NAMED])
-        talk.warn(f"{len(unreadable)} of {len(images):,} images cannot be read and have no vector: {some}")
-    whole: Rows = rows if len(kept) == len(images) else ChosenRows(rows, kept)
+        own_reporter.warn(f"{len(unreadable)} of {len(images):,} images cannot be read and have no vector: {some}")
+    readable: Rows = rows if len(kept) == len(images) else ChosenRows(rows, kept)
     paths: Sequence[str] = (
         images.paths if len(kept) == len(images) else [images.paths[index] for index in kept.tolist()]
     )
     backbone = task.backbone
     model = task.describe_checkpoint() | {"weights_sha256": weights_hash(backbone.network), "loads": loads}
     root = os.fspath(images.root)
-    return Embeddings(whole, paths, root, model, unreadable, backbone=_with(backbone, task.preprocessing))
+    return Embeddings(readable, paths, root, model, unreadable, backbone=_with(backbone, task.preprocessing))
 
 
 def _with(backbone: Any, preprocessing: Any) -> Any:

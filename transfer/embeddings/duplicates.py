@@ -30,7 +30,7 @@ def groups(rows: Rows, cosine: float, progress: Callable[[int], None] = lambda _
     from scipy.sparse.csgraph import connected_components
 
     require(-1 < cosine <= 1, f"near-duplicates have a cosine above -1 and at most 1, such as 0.95, not {cosine:g}")
-    N, found, pairs = len(rows), list[np.ndarray](), 0
+    N, links, pairs = len(rows), list[np.ndarray](), 0
     with exact_products(torch.device("cpu")):
         for start in range(0, N, TILE):
             left = _unit(rows, start, min(start + TILE, N))
@@ -40,9 +40,9 @@ def groups(rows: Rows, cosine: float, progress: Callable[[int], None] = lambda _
                 pairs += near.shape[1]
                 if pairs > MOST_PAIRS:
                     raise UserError(f"more than {MOST_PAIRS:,} pairs reach a cosine of {cosine:g}: choose a higher one")
-                found.append(near)
+                links.append(near)
             progress(len(left))
-    first, second = np.concatenate([np.empty((2, 0), np.int64), *found], axis=1)
+    first, second = np.concatenate([np.empty((2, 0), np.int64), *links], axis=1)
     graph = coo_array((np.ones(len(first), np.int8), (first, second)), shape=(N, N))
     _, labels = connected_components(graph, directed=False)
     order = np.argsort(labels, kind="stable")

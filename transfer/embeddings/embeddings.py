@@ -62,10 +62,10 @@ class Embeddings(Vectors):
         rows = torch.as_tensor(np.asarray(queries, dtype=np.float32))
         fits = rows.ndim == 2 and rows.shape[1] == self.rows.width
         require(fits, f"queries of shape {list(rows.shape)} do not fit: these vectors have {self.rows.width} numbers")
-        found = nearest(self.rows, rows, min(k, len(self)))
+        neighbours = nearest(self.rows, rows, min(k, len(self)))
         return [
             [Match(self.paths[index], cosine, index) for index, cosine in zip(indices, cosines, strict=True)]
-            for indices, cosines in zip(found.indices.tolist(), found.similarities.tolist(), strict=True)
+            for indices, cosines in zip(neighbours.indices.tolist(), neighbours.similarities.tolist(), strict=True)
         ]
 
     def embed_query(self, query: "Picture | np.ndarray | Tensor") -> Tensor:
@@ -133,12 +133,12 @@ class Embeddings(Vectors):
 
     @classmethod
     def load(cls, file: str | Path) -> "Embeddings":
-        """What `save` wrote; vectors stay on the disk where the format allows it.
+        """Open what `save` wrote; vectors stay on the disk where the format allows it.
 
         Raises:
             UserError: it is no such file, or is damaged.
         """
         from .files import read_vectors
 
-        found = read_vectors(Path(file))
-        return cls(found.rows, found.paths, found.root, found.model, found.unreadable)
+        vectors = read_vectors(Path(file))
+        return cls(vectors.rows, vectors.paths, vectors.root, vectors.model, vectors.unreadable)

@@ -42,7 +42,7 @@ def write_vectors(made: Vectors, file: Path) -> Path:
 
 
 def read_vectors(file: Path) -> Vectors:
-    """What `write_vectors` wrote; safetensors stay on the disk, and are read as they are needed.
+    """Open a file of embeddings; safetensors stay on the disk, and are read as they are needed.
 
     Raises:
         UserError: it is no such file, or is damaged.

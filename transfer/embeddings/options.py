@@ -40,7 +40,7 @@ class SearchOptions(EmbedOptions):
     )
 
     def check(self) -> None:
-        """Raise UserError where a query is no file, or k is not positive."""
+        """Raise UserError where a query is not a file, or k is not positive."""
         require(self.k >= 1, "--k must be at least 1")
         missing = [name for name in self.query if not Path(name).is_file()]
         require(not missing, f"--query {missing[:1] and missing[0]}: no such file")

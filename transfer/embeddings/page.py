@@ -17,7 +17,7 @@ Progress = Callable[[int], None]
 
 @dataclass(frozen=True)
 class SearchFindings:
-    """What was found."""
+    """The findings to show."""
 
     queries: Sequence[tuple[str, Sequence[Match]]]  # each query's file, and its nearest images
     groups: Sequence[Sequence[str]] | None = None  # of near-duplicates, the largest first; None where not asked for
@@ -30,7 +30,7 @@ class SearchFindings:
 
 
 def render_search(
-    found: SearchFindings,
+    findings: SearchFindings,
     embeddings: Embeddings,
     *,
     cosine: float | None = None,
@@ -39,7 +39,7 @@ def render_search(
     """The page.
 
     Args:
-        found: what was searched for and found.
+        findings: what was searched for and found.
         embeddings: that were searched.
         cosine: from which images count as near-duplicates.
         progress: called after every picture.
@@ -52,13 +52,13 @@ def render_search(
         return made
 
     sections = []
-    for name, matches in found.queries:
+    for name, matches in findings.queries:
         query = picture(name, below=Path(), caption="query")
         near = [picture(match.path, mark=f"{match.cosine:.3f}") for match in matches]
         sections.append(GallerySection(Path(name).name, [PictureGroup(near, query)]))
-    if found.groups is not None:
-        sections.append(_duplicates(found.groups, cosine, picture))
-    heading = "Nearest images" if found.queries else "Near-duplicates"
+    if findings.groups is not None:
+        sections.append(_duplicates(findings.groups, cosine, picture))
+    heading = "Nearest images" if findings.queries else "Near-duplicates"
     weights = str(embeddings.model.get("weights_sha256", ""))[:16]
     return render_gallery(
         f"{heading} in {root.name}",

@@ -68,7 +68,7 @@ class Pictures:
         return fingerprint_of(self.paths, None)
 
     def stamp(self, index: int) -> str:
-        """Empty: these are no files."""
+        """Empty: these are not files."""
         del index
         return ""
 
@@ -78,7 +78,7 @@ class Pictures:
 
 
 def given_images(images: Any) -> Images | str:
-    """What a Python call was given: a set of images, or the text that names one.
+    """The images that a Python call was given: a set, or the text that names one.
 
     Raises:
         UserError: it is something else, or empty.

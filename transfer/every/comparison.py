@@ -1,4 +1,4 @@
-"""Several checkpoints side by side: a figure for each protocol, intervals, and tiers of real differences."""
+"""Several checkpoints side by side: one figure per protocol, intervals, and tiers of real differences."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -94,7 +94,7 @@ class Comparison:
             f"{len(self.checkpoints)} checkpoints side by side",
             self.data,
             [self.table],
-            f"{self.explanation} Images a second are of the backbone alone; a multiply-add is two FLOPs.",
+            f"{self.explanation} Images per second are of the backbone alone; a multiply-add is two FLOPs.",
             [("Checkpoints", terms)],
             self.notes,
         )

@@ -1,4 +1,4 @@
-"""What a backbone costs: parameters, FLOPs of one image, and images a second, measured here."""
+"""The cost of a backbone: parameters, FLOPs of one image, and images per second, measured here."""
 
 import statistics
 import time
@@ -34,7 +34,7 @@ class Cost:
 
     @property
     def facts(self) -> list[str]:
-        """Parameters in millions, FLOPs of an image in thousand millions, and images a second, as text."""
+        """Parameters in millions, FLOPs of an image in thousand millions, and images per second, as text."""
         flops = "" if self.flops is None else f"{self.flops / 1e9:.3g}"
         return [f"{self.parameters / 1e6:.3g}", flops, f"{self.images_per_second:,.0f}"]
 
@@ -44,7 +44,7 @@ class Cost:
 
 
 def where(task: Task) -> str:
-    """What the speed is measured with, in words."""
+    """The device and batch that the speed is measured with, in words."""
     crop, device = task.preprocessing.crop, task.device
     if device.type == "cuda":
         machine = torch.cuda.get_device_name(device)

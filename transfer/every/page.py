@@ -78,7 +78,7 @@ def _headline(result: Result) -> tuple[str, str, str]:
 
 
 def _lines(result: Result) -> Iterator[ReportLine]:
-    """The figures; those of single seeds, and their spread, are no lines of their own."""
+    """The figures; those of single seeds, and their spread, are not lines of their own."""
     figures, seeds = result.figures, len(result.settings.get("seeds", []))
     shown = [figure for figure in figures if kind_of(figure) is not None] or list(figures)
     for figure in shown:

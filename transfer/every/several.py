@@ -108,7 +108,7 @@ def planned_checkpoints(
         task = preparation.task(checkpoint)
         loaded.append((checkpoint, str(task.describe_checkpoint()["name"]), plan(task)))
     names = [name for _, name, _ in loaded]
-    found, folders = [], set[str]()
+    planned, folders = [], set[str]()
     for checkpoint, name, steps in loaded:
         label = name if names.count(name) == 1 else checkpoint
         folder = stem = re.sub(r"[^\w.-]+", "-", label).strip("-.") or "checkpoint"
@@ -117,8 +117,8 @@ def planned_checkpoints(
             number += 1
             folder = f"{stem}-{number}"
         folders.add(folder.casefold())
-        found.append(PlannedCheckpoint(checkpoint, label, folder, steps))
-    return found
+        planned.append(PlannedCheckpoint(checkpoint, label, folder, steps))
+    return planned
 
 
 def evaluated(

@@ -125,7 +125,7 @@ def _step(protocol: Protocol, step: SuiteStep, options: SuiteOptions) -> Planned
 
 
 def common(task: Task, network: str) -> dict[str, Any]:
-    """What every result on a task depends on."""
+    """The settings that every result on a task depends on."""
     return {
         "weights": weights_hash(task.backbone.network),
         "network": network,
@@ -257,7 +257,7 @@ def _digest(file: Path) -> str:
 
 
 def plan_suite(planned: Sequence[PlannedStep], folder: Path | None) -> list[dict[str, Any]]:
-    """What a call would do, ready for JSON: "name", "command", "state" (run, finished, skipped) and "why"."""
+    """The plan of a call, ready for JSON: "name", "command", "state" (run, finished, skipped) and "why"."""
     rows = []
     for step in planned:
         done, why = finished(step, folder) if folder is not None else (False, "")

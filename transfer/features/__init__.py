@@ -1,1 +1,1 @@
-"""What evaluation does with features: parts of every block, their export and what computing them takes."""
+"""Features for evaluation: parts of every block, their export, and the cost of computing them."""

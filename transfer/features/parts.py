@@ -94,7 +94,7 @@ class Shapes:
 
 @dataclass(frozen=True, kw_only=True)
 class PartExtraction(Extraction):
-    """What it takes to compute some parts of a set in one pass."""
+    """The computation of some parts of a set in one pass."""
 
     parts: tuple[Part, ...]
     shapes: Shapes

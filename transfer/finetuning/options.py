@@ -49,7 +49,7 @@ class TrainingOptions(ProtocolOptions):
 
     @property
     def changes(self) -> dict[str, Any]:
-        """What to change in the settings of the share, by the fields of `training.Settings`."""
+        """The changes to the settings of the share, by the fields of `training.Settings`."""
         values = {field: getattr(self, name) for name, field in SETTINGS_BY_OPTION.items()}
         return {field: value for field, value in values.items() if value is not None}
 

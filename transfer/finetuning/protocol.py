@@ -101,7 +101,7 @@ def measure(task: Task, options: Options, reporter: Reporter) -> Measurement:
 
 
 def checked(task: Task, options: Options) -> SharePlan:
-    """What `measure` computes; it refuses what `measure` refuses before any work.
+    """The plan that `measure` computes; it refuses what `measure` refuses before any work.
 
     Raises:
         UserError: as `measure`.
@@ -110,7 +110,7 @@ def checked(task: Task, options: Options) -> SharePlan:
     share, source = _share(task, options)
     assert task.train.labels is not None
     if len(np.unique(task.train.labels[share])) < 2:
-        raise UserError.on_all_ranks("the share has images of one class only: nothing to tell apart")
+        raise UserError.on_all_ranks("all images of the share are of one class: take a larger share")
     if options.frozen:
         return SharePlan(share, source, None)
     published = is_published(task, options.percent)
@@ -288,8 +288,8 @@ def _measure_frozen(task: Task, options: Options, plan: SharePlan, reporter: Rep
     rows, labels = task.features(Subset(task.train, plan.share), "the share", reporter)
     queries, _ = task.features(task.test, "test", reporter)
     reporter.note(f"logistic regression on the features of {len(rows):,} images")
-    chosen = run_on_rank0(lambda: _logistic(task, rows, labels, seed))
-    predictions = Predictions.of(task, {f"{name}_{{}}": chosen.top(queries)})
+    fitted = run_on_rank0(lambda: _logistic(task, rows, labels, seed))
+    predictions = Predictions.of(task, {f"{name}_{{}}": fitted.top(queries)})
     result = make_result(
         task,
         protocol="semisup-frozen",
@@ -298,9 +298,9 @@ def _measure_frozen(task: Task, options: Options, plan: SharePlan, reporter: Rep
         | {"features": "standardised", "seeds": [seed], "C": list(logistic.GRID), "folds": logistic.FOLDS},
         scored=predictions,
         seconds=time.monotonic() - start,
-        notes=[*notes, logistic.how_chosen(chosen), *chosen.notes],
+        notes=[*notes, logistic.how_chosen(fitted), *fitted.notes],
     )
-    show = partial(_show_frozen, result, name, len(rows), chosen.C)
+    show = partial(_show_frozen, result, name, len(rows), fitted.C)
     return Measurement(result, predictions, show, ScoredFiles(predictions))
 
 

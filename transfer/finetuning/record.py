@@ -63,7 +63,7 @@ def _claim_fields(options: Fields, _kind: FigureKind) -> Fields:
 
 
 def _label(result: "Result") -> str:
-    """The percentage is no part of the result's protocol, and two of them may be submitted."""
+    """The percentage is not a part of the result's protocol, and two of them may be submitted."""
     return next((match[0] for name in result.figures if (match := re.match(r"semisup_\d+pct", name))), result.protocol)
 
 

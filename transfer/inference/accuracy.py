@@ -50,7 +50,7 @@ def confusions(predicted: Tensor, targets: Tensor, classes: int) -> Tensor:
 def mcnemar(first: Tensor, second: Tensor) -> float:
     """The exact McNemar test of two predictions on the same images.
 
-    Only images that one of them alone has right tell them apart; were both equally good, each such image would be a
+    Only images that one of them alone has right distinguish them; were both equally good, each such image would be a
     fair coin (McNemar, Psychometrika 1947; two-sided binomial test).
 
     Args:

@@ -29,14 +29,14 @@ class PairedTest:
 
 @runtime_checkable
 class PerImage(Protocol):
-    """What a protocol says of every image."""
+    """A protocol's answers for every image."""
 
     def columns(self, figure: str) -> dict[str, list[Any]]:
         """A value for every image by column, as `Result.predictions` returns them; UserError if no such figure."""
 
 
 class Paired(ABC):
-    """What a result says of every test image, for a paired test against another result of its kind."""
+    """A result's answers for every test image, for a paired test against another result of its kind."""
 
     names: Sequence[str]  # the test images' paths
     judged: ClassVar[str]  # what is right or wrong, for a message
@@ -61,7 +61,7 @@ class Paired(ABC):
 
 
 def of_figure(figure: str, figures: Mapping[str, T]) -> T:
-    """What is said for a figure. Raises UserError if there is none of this name."""
+    """The entry of a figure. Raises UserError if there is none of this name."""
     if figure not in figures:
         raise UserError(f"no predictions of {figure}{nearest_name(figure, figures)} (there are {', '.join(figures)})")
     return figures[figure]

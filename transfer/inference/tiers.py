@@ -46,13 +46,13 @@ def tiers(
         higher_is_better: whether the highest value is the best.
     """
     sign = -1 if higher_is_better else 1
-    left, number, found = sorted(values, key=lambda name: sign * values[name]), 0, dict[str, int]()
+    left, number, numbers = sorted(values, key=lambda name: sign * values[name]), 0, dict[str, int]()
     while left:
         number, best = number + 1, left[0]
         same = [name for name in left if name == best or _p_value(p_values, figure, best, name) >= LEVEL]
-        found |= dict.fromkeys(same, number)
+        numbers |= dict.fromkeys(same, number)
         left = [name for name in left if name not in same]
-    return found
+    return numbers
 
 
 def _p_value(p_values: Mapping[Pair, float], figure: str, first: str, second: str) -> float:

@@ -62,7 +62,7 @@ def patch_side(network: nn.Module) -> int:
 
 @dataclass(frozen=True)
 class DescriptorOptions:
-    """What describes an image."""
+    """The description of an image by a vector."""
 
     # The network's own features, GeM of its map, both side by side, or raw pixels instead of a network.
     pooling: Pooling = "own"
@@ -134,7 +134,7 @@ class Descriptors(nn.Module):
 
 @dataclass(frozen=True, kw_only=True)
 class DescriptorExtraction(Extraction):
-    """What it takes to compute the descriptors of a set."""
+    """The computation of the descriptors of a set."""
 
     descriptor: DescriptorOptions
 

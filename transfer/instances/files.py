@@ -53,11 +53,11 @@ class InstanceFiles:
         """All candidate pairs, as the Image Similarity Challenge takes them: names of files without endings."""
         queries = self.task.test.paths
         gallery = gallery_names(self.task.train, self.task.distractors)
-        found = self.measured.candidates
+        candidates = self.measured.candidates
         text = io.StringIO()
         writer = csv.writer(text, lineterminator="\n")
         writer.writerow(["query_id", "reference_id", "score"])
-        for query, (images, similarities) in enumerate(zip(found.images, found.similarities, strict=True)):
+        for query, (images, similarities) in enumerate(zip(candidates.images, candidates.similarities, strict=True)):
             for image, similarity in zip(images.tolist(), similarities.tolist(), strict=True):
                 writer.writerow([Path(queries[query]).stem, Path(gallery[image]).stem, f"{similarity:.9f}"])
         return text.getvalue()

@@ -120,7 +120,7 @@ def existing_images(root: Path, paths: Sequence[str]) -> tuple[str, ...]:
     """The paths as they are. Raises UserError if a file is missing, or a path leads out of `root`."""
     for path in paths:
         if path.startswith("/") or ".." in path.split("/") or "\0" in path:
-            raise UserError(f"the ground truth names {path!r}, which is no file below {root}: fetch it again")
+            raise UserError(f"the ground truth names {path!r}, which is not a file below {root}: fetch it again")
     if missing := [path for path in paths if not (root / path).is_file()]:
         raise UserError(f"{len(missing)} files are not in {root}, such as {missing[0]}: add them")
     return tuple(paths)

@@ -22,7 +22,7 @@ def render_queries(task: InstanceTask, measured: InstanceMeasurements, result: R
         measured: what was measured on it.
         result: of it.
     """
-    whole, queries = task.instances, task.test
+    instances, queries = task.instances, task.test
     shown = sorted({int(place) for place in np.linspace(0, len(queries) - 1, min(QUERIES, len(queries)))})
     figures = ", ".join(
         f"{name.partition('_')[2].replace('_', ' ')} {value:.1f}" for name, value in result.figures.items()
@@ -38,26 +38,26 @@ def render_queries(task: InstanceTask, measured: InstanceMeasurements, result: R
             f"{result.checkpoint.get('name')}: {figures} %",
         ],
         notes=[f"{left:,} other queries have no picture here."] if left else [],
-        footer=f"{whole.family}; weights {weights}; by excb-eval instances.",
+        footer=f"{instances.family}; weights {weights}; by excb-eval instances.",
     )
 
 
 def _query(task: InstanceTask, measured: InstanceMeasurements, query: int) -> GallerySection:
-    whole, found = task.instances, measured.candidates
-    junk = np.setdiff1d(whole.judged(query), whole.relevant(query))
+    instances, candidates = task.instances, measured.candidates
+    junk = np.setdiff1d(instances.judged(query), instances.relevant(query))
     near = []
     for image, similarity, right in zip(
-        found.images[query, :NEAREST].tolist(),
-        found.similarities[query, :NEAREST].tolist(),
-        found.right[query, :NEAREST].tolist(),
+        candidates.images[query, :NEAREST].tolist(),
+        candidates.similarities[query, :NEAREST].tolist(),
+        candidates.right[query, :NEAREST].tolist(),
         strict=True,
     ):
         images, place = _place(task, image)
         mark = "right" if right else "junk" if image in junk else "wrong"
         near.append(Picture.of(images.paths[place], partial(images.open, place), mark=f"{mark} {similarity:.3f}"))
-    name = whole.queries.paths[query]
-    caption = f"query, {int(found.positives[query]):,} relevant"
-    asked = Picture.of(name, partial(whole.queries.open, query), caption=caption)
+    name = instances.queries.paths[query]
+    caption = f"query, {int(candidates.positives[query]):,} relevant"
+    asked = Picture.of(name, partial(instances.queries.open, query), caption=caption)
     return GallerySection(name, [PictureGroup(near, asked)])
 
 

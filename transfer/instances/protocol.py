@@ -69,7 +69,7 @@ def _measure(task: InstanceTask, options: InstanceOptions, reporter: Reporter) -
     ranks = _ranks(task, gallery, queries, reporter)
     k = min(options.candidates, len(gallery))
     with reporter.progress("nearest images", len(queries)) as bar:
-        found = nearest(
+        neighbours = nearest(
             gallery,
             queries,
             k,
@@ -79,11 +79,11 @@ def _measure(task: InstanceTask, options: InstanceOptions, reporter: Reporter) -
             progress=bar.advance,
         )
     truth = [task.instances.relevant(query) for query in range(len(queries))]
-    images = found.indices.numpy()
+    images = neighbours.indices.numpy()
     right = np.stack([np.isin(own, each) for own, each in zip(images, truth, strict=True)])
     positives = np.array([len(each) for each in truth])
     return InstanceMeasurements(
-        _scored(task.instances, ranks), Candidates(images, found.similarities.numpy(), right, positives)
+        _scored(task.instances, ranks), Candidates(images, neighbours.similarities.numpy(), right, positives)
     )
 
 
@@ -94,7 +94,7 @@ def _ranks(task: InstanceTask, gallery: Tensor | Rows, queries: Tensor, reporter
     mine = asked[len(asked) * rank() // world_size() : len(asked) * (rank() + 1) // world_size()]
     device = task.device if task.device.type != "mps" else torch.device("cpu")  # without float64
     with reporter.progress("ranking", len(mine)) as bar:
-        found = all_succeed(
+        ranks_here = all_succeed(
             lambda: positions(
                 gallery,
                 queries[torch.from_numpy(mine)],
@@ -103,17 +103,17 @@ def _ranks(task: InstanceTask, gallery: Tensor | Rows, queries: Tensor, reporter
                 progress=bar.advance,
             )
         )
-    whole: list[Mapping[int, int]] = [{} for _ in judged]
-    ordered = [ranks for part in gather_objects(found) for ranks in part]
+    merged: list[Mapping[int, int]] = [{} for _ in judged]
+    ordered = [ranks for part in gather_objects(ranks_here) for ranks in part]
     for query, ranks in zip(asked.tolist(), ordered, strict=True):
-        whole[query] = dict(zip(judged[query].tolist(), ranks.tolist(), strict=True))
-    return whole
+        merged[query] = dict(zip(judged[query].tolist(), ranks.tolist(), strict=True))
+    return merged
 
 
-def _scored(whole: InstanceSet, ranks: list[Mapping[int, int]]) -> ImageScores:
+def _scored(instances: InstanceSet, ranks: list[Mapping[int, int]]) -> ImageScores:
     """Average precision, and mP@k where the set has it, of every query; NaN where it has no relevant image."""
     values: dict[str, Tensor] = {}
-    for protocol, truths in whole.truth.items():
+    for protocol, truths in instances.truth.items():
         clean = [
             without_junk(
                 *(np.array([own[image] for image in images.tolist()]) for images in (each.relevant, each.junk))
@@ -121,15 +121,15 @@ def _scored(whole: InstanceSet, ranks: list[Mapping[int, int]]) -> ImageScores:
             for own, each in zip(ranks, truths, strict=True)
         ]
         if any(map(len, clean)):
-            values[_figure(whole.family, "mAP", protocol)] = _by_query(trapezoid_precision, clean)
-            for k in KS if whole.family == "revisited" else ():
-                values[_figure(whole.family, f"mP_at_{k}", protocol)] = _by_query(
+            values[_figure(instances.family, "mAP", protocol)] = _by_query(trapezoid_precision, clean)
+            for k in KS if instances.family == "revisited" else ():
+                values[_figure(instances.family, f"mP_at_{k}", protocol)] = _by_query(
                     lambda own, k=k: precision_at(own, k),
                     clean,
                 )
-    classes = tuple(dict.fromkeys(whole.groups))
-    targets = torch.tensor([classes.index(group) for group in whole.groups])
-    return ImageScores(targets, whole.queries.paths, classes, values)
+    classes = tuple(dict.fromkeys(instances.groups))
+    targets = torch.tensor([classes.index(group) for group in instances.groups])
+    return ImageScores(targets, instances.queries.paths, classes, values)
 
 
 def _by_query(score: Any, ranks: list[np.ndarray]) -> Tensor:
@@ -168,19 +168,19 @@ def settings_of(task: InstanceTask, options: InstanceOptions) -> dict[str, Any]:
 
 
 def _notes(task: InstanceTask, measured: InstanceMeasurements) -> list[str]:
-    whole = task.instances
+    instances = task.instances
     notes = ["random weights, with the BatchNorm statistics of gallery images"] if task.is_untrained else []
     alone = int((measured.candidates.positives == 0).sum())
     if alone:
         what = (
             "count only in muAP, where all that is found for them is wrong"
-            if whole.family == "copies"
+            if instances.family == "copies"
             else "are left out"
         )
-        notes.append(f"{alone} of {len(whole.queries)} queries have no relevant image: they {what}")
+        notes.append(f"{alone} of {len(instances.queries)} queries have no relevant image: they {what}")
     for name, scores in measured.scored.values.items():
         empty = int(scores.isnan().sum()) - alone
-        if whole.family == "revisited" and empty and "_mAP_" in name:
+        if instances.family == "revisited" and empty and "_mAP_" in name:
             notes.append(f"{name}: {empty + alone} queries have no relevant image of this difficulty and do not count")
     return notes
 

@@ -32,13 +32,13 @@ class StackedRows:
 
     def rows(self, start: int, stop: int) -> Tensor:
         """See `Rows.rows`; nothing is copied where one part holds them."""
-        found, first = [], 0
+        parts, first = [], 0
         for part in self._parts:
             low, high = max(start - first, 0), min(stop - first, len(part))
             if low < high:
-                found.append(part.rows(low, high))
+                parts.append(part.rows(low, high))
             first += len(part)
-        return found[0] if len(found) == 1 else torch.cat(found)
+        return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
 def in_memory(rows: Rows) -> Tensor | Rows:
@@ -88,8 +88,8 @@ def positions(
             count = torch.searchsorted(keys, rows)
             below.scatter_add_(1, count, torch.ones_like(count))
         above = below.flip(1).cumsum(1).flip(1)[:, 1:]  # rows that are ranked above each judged image
-        found = torch.empty_like(order).scatter_(1, order, above + 1).cpu().numpy()
-        ranks += [found[query, : len(images)] for query, images in enumerate(own)]
+        ranked = torch.empty_like(order).scatter_(1, order, above + 1).cpu().numpy()
+        ranks += [ranked[query, : len(images)] for query, images in enumerate(own)]
         progress(len(own))
     return ranks
 

@@ -1,4 +1,4 @@
-"""What rankings are worth: average precision as its benchmarks define it, and micro-average precision of pairs."""
+"""Scores of rankings: average precision as its benchmarks define it, and micro-average precision of pairs."""
 
 from dataclasses import dataclass
 from functools import cached_property
@@ -66,7 +66,7 @@ class Candidates:
     def micro_average_precision(self) -> float:
         """The mean, over all true pairs, of the precision at each: pairs of all queries are one ranking.
 
-        Pairs that are no candidates have precision 0.
+        Pairs that are not candidates have precision 0.
         """
         return _micro_average_precision(self.right.ravel()[self._order], int(self.positives.sum()))
 
@@ -92,7 +92,7 @@ class Candidates:
 
 @dataclass(frozen=True)
 class InstanceMeasurements:
-    """What was measured, beside the result: scores of every query, and the nearest images of each."""
+    """The measurements beside the result: scores of every query, and the nearest images of each."""
 
     scored: ImageScores
     candidates: Candidates

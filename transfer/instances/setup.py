@@ -1,4 +1,4 @@
-"""What instance retrieval starts from: a backbone, a set with ground truth, distractors, and how images are read."""
+"""The task of instance retrieval: a backbone, a set with ground truth, distractors, and how images are read."""
 
 import hashlib
 from collections.abc import Sequence
@@ -44,7 +44,7 @@ class InstanceTask(Task):
     whitened_width: int | None = None  # dimensions that whitening keeps; None is all
 
     def extraction(self, images: Images, kind: Kind = "pooled") -> DescriptorExtraction:
-        """What it takes to compute the descriptors of a set."""
+        """The computation of the descriptors of a set."""
         return DescriptorExtraction(**vars(super().extraction(images, kind)), descriptor=self.descriptor)
 
     @property

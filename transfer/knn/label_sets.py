@@ -37,7 +37,7 @@ def measure(task: Task, options: KnnOptions, reporter: Reporter) -> Measurement:
     temperatures = options.temperature
     bank, queries = (task.stored(images, name, reporter).all() for images, name in ((train, "train"), (test, "test")))
     with reporter.progress(f"neighbours ({search})", len(queries)) as bar:
-        found = nearest(
+        neighbours = nearest(
             bank,
             queries,
             max(counts),
@@ -49,7 +49,7 @@ def measure(task: Task, options: KnnOptions, reporter: Reporter) -> Measurement:
     labels = torch.from_numpy(train.targets)
     values = {
         f"knn_{{}}_k{k}" + (f"_T{T:g}" if len(temperatures) > 1 else ""): vote_on_labels(
-            found, labels, k=k, temperature=T
+            neighbours, labels, k=k, temperature=T
         ).numpy()
         for k in counts
         for T in temperatures

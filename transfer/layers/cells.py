@@ -1,4 +1,4 @@
-"""What is compared: every block of a backbone with every pooling of its output."""
+"""The cells that are compared: every block of a backbone with every pooling of its output."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ class Cell:
 
     @property
     def parts(self) -> tuple[Part, ...]:
-        """What is read for it, side by side."""
+        """The parts that are read for it, side by side."""
         block = self.block
         parts: dict[str, tuple[Part, ...]] = {
             DEFAULT: (Part("own"),),
@@ -35,7 +35,7 @@ class Cell:
 
     @property
     def text(self) -> str:
-        """What people read: "block 3, mean"."""
+        """Its name for people: "block 3, mean"."""
         return f"block {self.block + 1}, {self.pooling}"
 
 
@@ -51,7 +51,7 @@ def cells_of(shapes: Shapes, *, blocks: Sequence[int] | None, poolings: Sequence
         UserError: the backbone has no such block or pooling.
     """
     last = len(shapes.maps) - 1
-    chosen = [number - 1 for number in blocks_of(shapes, blocks)]
+    blocks_chosen = [number - 1 for number in blocks_of(shapes, blocks)]
     possible = [name for name in POOLINGS if shapes.has_class_token or name in ("mean", "gem")]
     if last + 1 < LAST and LAST4 in possible:
         possible.remove(LAST4)
@@ -59,7 +59,7 @@ def cells_of(shapes: Shapes, *, blocks: Sequence[int] | None, poolings: Sequence
         reason = "it has no class token" if not shapes.has_class_token else f"it has fewer than {LAST} blocks"
         raise UserError(f"--poolings {missing[0]}: this backbone has none, because {reason} ({', '.join(possible)})")
     wanted = [name for name in possible if poolings is None or name in poolings]
-    cells = [Cell(block, name) for block in chosen for name in wanted if name != LAST4]
+    cells = [Cell(block, name) for block in blocks_chosen for name in wanted if name != LAST4]
     return [Cell(last, DEFAULT), *cells, *([Cell(last, LAST4)] if LAST4 in wanted else [])]
 
 

@@ -51,7 +51,7 @@ def heat_map(settings: Mapping[str, Any], name: str) -> Any:
         settings: of the result.
         name: of the checkpoint.
     """
-    sweep, chosen = settings["sweep"], settings["chosen"]
+    sweep, best = settings["sweep"], settings["chosen"]
     poolings = list(dict.fromkeys(each["pooling"] for each in sweep))
     blocks = sorted({each["block"] for each in sweep})
     values = np.full((len(poolings), len(blocks)), np.nan)
@@ -65,7 +65,7 @@ def heat_map(settings: Mapping[str, Any], name: str) -> Any:
         if not np.isnan(value):
             colour = "white" if value < middle else "black"
             axes.text(column, row, f"{value:.1f}", ha="center", va="center", fontsize=8, color=colour)
-    place = poolings.index(chosen["pooling"]), blocks.index(chosen["block"])
+    place = poolings.index(best["pooling"]), blocks.index(best["block"])
     outline = np.array([[-0.5, -0.5], [0.5, -0.5], [0.5, 0.5], [-0.5, 0.5], [-0.5, -0.5]]) + place[::-1]
     axes.plot(*outline.T, color="#c0392b", linewidth=2, clip_on=False)
     axes.set_xticks(range(len(blocks)), [str(block) for block in blocks])

@@ -43,7 +43,7 @@ class LayersPlan:
 
     @property
     def parts(self) -> list[Part]:
-        """What that pass keeps."""
+        """The parts that the pass keeps."""
         return parts_of(self.cells)
 
     @property
@@ -59,7 +59,7 @@ class LayersPlan:
 
 
 def checked(task: Task, options: LayersOptions) -> LayersPlan:
-    """What `measure` computes; it refuses what `measure` refuses before any work.
+    """The plan that `measure` computes; it refuses what `measure` refuses before any work.
 
     Raises:
         UserError: the backbone has no blocks to read, or no such ones; or a setting is out of range.
@@ -146,7 +146,7 @@ def measure(task: Task, options: LayersOptions, reporter: Reporter) -> Measureme
 
 
 def storage(task: Task, plan: LayersPlan) -> str:
-    """What a pass keeps, for people."""
+    """The parts that a pass keeps, for people."""
     images, where = len(task.train), "in memory" if task.cache is None else "in the cache"
     return (
         f"{len(plan.shapes.maps)} blocks, {len(plan.cells)} cells: one pass over {images:,} train images keeps "
@@ -205,8 +205,8 @@ def _show(result: Result, reporter: Reporter) -> None:
     settings, sweep = result.settings, result.settings["sweep"]
     poolings = list(dict.fromkeys(each["pooling"] for each in sweep))
     cells = {(each["block"], each["pooling"]): f"{each['holdout_top1']:.2f}" for each in sweep}
-    chosen = settings["chosen"]["block"], settings["chosen"]["pooling"]
-    cells[chosen] += " *"
+    best = settings["chosen"]["block"], settings["chosen"]["pooling"]
+    cells[best] += " *"
     lines = [
         [
             f"{block}",
@@ -219,7 +219,7 @@ def _show(result: Result, reporter: Reporter) -> None:
     reporter.table(title, ["block", "map", *poolings], lines)
     rows = [
         [name, f"{result.figures[figure]:.2f}", interval_text(result.intervals[figure]), top5]
-        for name, template in ((f"chosen: block {chosen[0]}, {chosen[1]}", FIGURE), ("default", BESIDE))
+        for name, template in ((f"chosen: block {best[0]}, {best[1]}", FIGURE), ("default", BESIDE))
         for figure, top5 in ((template.format("top1"), f"{result.figures[template.format('top5')]:.2f}"),)
     ]
     reporter.table("On the test images", ["", "top-1 %", "95 % interval", "top-5 %"], rows)

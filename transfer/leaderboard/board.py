@@ -1,4 +1,4 @@
-"""What a leaderboard consists of: boards, their protocols, the rows of these, and where figures come from."""
+"""The parts of a leaderboard: boards, their protocols, the rows of these, and where figures come from."""
 
 import re
 from dataclasses import dataclass, field
@@ -47,7 +47,7 @@ class LeaderboardCell:
 
     @property
     def value(self) -> float | None:
-        """What ranks: the measured figure, else the published one."""
+        """The figure that ranks: the measured one, else the published one."""
         if self.measured is not None:
             return self.measured
         return float(self.published[0].replace(",", "")) if self.published else None
@@ -61,7 +61,7 @@ class LeaderboardRow:
     method: str  # that trained it; empty where unknown
     architecture: str  # of the backbone
     epochs: int | None  # of pretraining; None is not known, here and below
-    batch: int | None  # images a step of it
+    batch: int | None  # images per step of it
     crops: str | None  # its views
     weights: str = ""  # sha256 of the weights that were measured; empty of published rows
     cells: dict[str, LeaderboardCell] = field(default_factory=dict)  # by metric
@@ -128,7 +128,7 @@ class Group:
 
     @property
     def why_apart(self) -> str:
-        """What keeps it apart, in a sentence; empty of the first."""
+        """The difference that keeps it apart, in a sentence; empty of the first."""
         if not self.apart:
             return ""
         return f"{'Ranked apart' if self.ranked else 'Not ranked'}: {'; '.join(self.apart)}"

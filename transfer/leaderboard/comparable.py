@@ -1,4 +1,4 @@
-"""What makes figures comparable: the fields of a measured or published figure, and the images that it is of."""
+"""Comparable figures: the fields that define a measured or published one, and the images that it is of."""
 
 import json
 from collections.abc import Mapping

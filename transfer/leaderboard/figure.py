@@ -21,7 +21,7 @@ class LeaderboardPoint:
 
     name: str  # its method, or the reader's own run
     epochs: int  # of pretraining
-    batch: int | None  # images a step; None is not known
+    batch: int | None  # images per step; None is not known
     value: float  # top-1 in percent
     text: str  # all of it in words
     own: bool  # whether it was measured here
@@ -34,7 +34,7 @@ class LeaderboardPoint:
 
 
 def figure_points(published: Iterable[Claim], boards: Iterable[Board]) -> tuple[list[LeaderboardPoint], list[str]]:
-    """What the figure shows, and in words which measured linear figures it cannot show, and why."""
+    """The points of the figure, and in words which measured linear figures it cannot show, and why."""
     shown, left_out = [], []
     for claim in published:
         if claim.table == TABLE and claim.epochs is not None:
@@ -64,7 +64,7 @@ def _missing(board: Board, row: LeaderboardRow) -> str:
         return f"it is a {row.architecture}, not a ResNet-50"
     value = row.cells[METRIC].measured
     if value is None or not 0 <= value <= 100:
-        return "its figure is no accuracy in percent"
+        return "its figure is not an accuracy in percent"
     return "" if row.epochs is not None else "its epochs are not known"
 
 

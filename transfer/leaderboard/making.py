@@ -23,7 +23,7 @@ class Leaderboard:
     """Results beside published figures.
 
     Attributes:
-        boards: a table for each task and its images.
+        boards: one table per task and its images.
         published: the figures of the registry.
     """
 

@@ -1,4 +1,4 @@
-"""Published and measured figures sorted into boards: a table for each task and images, ranks only in one protocol."""
+"""Published and measured figures sorted into boards: one table per task and images, ranks only in one protocol."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -24,7 +24,7 @@ def boards(measured: Iterable[MeasuredResult], published: Iterable[Claim]) -> li
 
     Args:
         measured: results.
-        published: claims; those that are no accuracy, such as numbers of clusters, are left out.
+        published: claims; those that are not accuracy, such as numbers of clusters, are left out.
     """
     sorter = _Boards(list(published))
     for claim in sorter.published:

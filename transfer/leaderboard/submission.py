@@ -77,7 +77,7 @@ def _hashes(result: Result) -> None:
     }
     for name, value in hashes.items():
         if not isinstance(value, str) or _SHA256.fullmatch(value) is None:
-            raise UserError(f"{name} is no sha256: measure again with `excb-eval` and --out")
+            raise UserError(f"{name} is not a sha256: measure again with `excb-eval` and --out")
 
 
 def _figures(result: Result) -> None:

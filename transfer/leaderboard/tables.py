@@ -18,7 +18,7 @@ COLUMNS = (
 
 
 def boards_as_markdown(boards: Sequence[Board]) -> str:
-    """Every board, with a table for each of its protocols."""
+    """Every board, with one table per protocol."""
     parts = [
         "# Leaderboard",
         "Ranks are given among figures of one protocol only, and none where its settings are stated nowhere. Percent, "

@@ -1,4 +1,4 @@
-"""Linear probing of images with a set of labels each: a logistic regression a class on frozen features."""
+"""Linear probing of images with a set of labels each: one logistic regression per class on frozen features."""
 
 import time
 from functools import partial
@@ -69,7 +69,7 @@ def measure(task: Task, options: LinearOptions, reporter: Reporter) -> Measureme
     rows, queries = (task.stored(images, name, reporter).all() for images, name in ((train, "train"), (test, "test")))
     reporter.note(f"a logistic regression for each of {classes} classes, {len(tried)} strengths of the penalty")
 
-    chosen = run_on_rank0(
+    fitted = run_on_rank0(
         lambda: choose_penalty(
             rows,
             torch.from_numpy(train.targets),
@@ -79,17 +79,17 @@ def measure(task: Task, options: LinearOptions, reporter: Reporter) -> Measureme
             device=task.device,
         )
     )
-    scored = LabelScores(test.targets, test.paths, test.classes or (), {"linear_{}": chosen.scores(queries).numpy()})
+    scored = LabelScores(test.targets, test.paths, test.classes or (), {"linear_{}": fitted.scores(queries).numpy()})
     result = report_label_scores(
         task,
         protocol="linear_logreg",
         settings=SOLVER
         | {
             "features": "pooled",
-            "held_out": HELD_OUT_SETS if chosen.sweep else None,
+            "held_out": HELD_OUT_SETS if fitted.sweep else None,
             "C": sorted(tried),
-            "chosen": {"C": chosen.C},
-            "sweep": [{"C": C, "holdout_mAP": round(100 * mean, 4)} for C, (mean,) in chosen.sweep.items()],
+            "chosen": {"C": fitted.C},
+            "sweep": [{"C": C, "holdout_mAP": round(100 * mean, 4)} for C, (mean,) in fitted.sweep.items()],
             "seed": seed,
         },
         scored=scored,

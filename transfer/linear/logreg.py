@@ -30,7 +30,7 @@ def logistic_regression(
     rows, labels = task.features(task.train, "train", reporter)
     test, targets = task.features(task.test, "test", reporter)
     with reporter.progress("logistic regression", fits_of(strengths)) as bar:
-        chosen = run_on_rank0(
+        fitted = run_on_rank0(
             lambda: choose_penalty(
                 rows,
                 labels,
@@ -43,12 +43,12 @@ def logistic_regression(
             )
         )
     if rank() == 0:
-        for note in chosen.notes:
+        for note in fitted.notes:
             reporter.warn(f"{note}: try a smaller C")
-    choice = Choice(0, {"chosen": {"C": chosen.C}})
-    if chosen.sweep:
+    choice = Choice(0, {"chosen": {"C": fitted.C}})
+    if fitted.sweep:
         tried = [{"C": C} for C in strengths]
-        shares = [chosen.sweep[C][0] for C in strengths]
-        choice = Choice.of(strengths.index(chosen.C), tried, shares, images=chosen.images, select=select)
+        shares = [fitted.sweep[C][0] for C in strengths]
+        choice = Choice.of(strengths.index(fitted.C), tried, shares, images=fitted.images, select=select)
     settings = SOLVER | {"features": "pooled"} | choice.settings
-    return JudgedGuesses(chosen.top(test), settings, (*choice.notes, *chosen.notes))
+    return JudgedGuesses(fitted.top(test), settings, (*choice.notes, *fitted.notes))

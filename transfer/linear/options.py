@@ -12,7 +12,7 @@ from ..options import BASELINES
 from ..probes.recipes import PROTOCOLS, LinearProtocol, protocol_of_name
 from ..protocol import ProtocolOptions
 
-LOGREG = "logreg"  # beside `PROTOCOLS`: regressions are no heads that SGD trains
+LOGREG = "logreg"  # beside `PROTOCOLS`: regressions are not heads that SGD trains
 
 
 @dataclass(frozen=True, kw_only=True)

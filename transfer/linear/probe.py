@@ -94,9 +94,9 @@ class Probe:
                 banks[0].step(features, labels, whole=batch.whole, scale=factor)
                 if held is not None:
                     kept = torch.from_numpy(np.flatnonzero(~held[batch.samples.numpy()]))
-                    whole = int(gather_numbers([len(kept)]).sum())
+                    total = int(gather_numbers([len(kept)]).sum())
                     kept = to_device(kept, task.device)  # indices: a GPU's mask would make the CPU wait
-                    banks[1].step(features[kept], labels[kept], whole=max(1, whole), scale=factor)
+                    banks[1].step(features[kept], labels[kept], whole=max(1, total), scale=factor)
                 bar.status = f"epoch {epoch + 1} of {plan.epochs}"
                 bar.advance()
                 if step == steps - 1:

@@ -66,7 +66,7 @@ def measure(task: Task, options: LinearOptions, reporter: Reporter) -> Measureme
 
 
 def checked(task: Task, options: LinearOptions) -> LinearProtocol | tuple[float, ...]:
-    """What `measure` trains; of "logreg" the values of C. It refuses what `measure` refuses before any work."""
+    """The protocol that `measure` trains; of "logreg" the values of C. It refuses what `measure` refuses."""
     all_succeed(lambda: options.check(None))
     plan = options.plan()
     heads = len(plan.lr) * len(plan.weight_decay) if isinstance(plan, LinearProtocol) else len(plan)
@@ -92,7 +92,7 @@ def _fitted(plan: LinearProtocol, task: Task, reporter: Reporter) -> LinearProto
 
 
 def _show(result: Result, protocol: str, reporter: Reporter) -> None:
-    """The figures, and below them the sweep: one row a learning rate, one column a weight decay."""
+    """The figures, and below them the sweep: one row per learning rate, one column per weight decay."""
     settings, figures = result.settings, result.figures
     interval = interval_text(result.intervals["linear_top1"])
     row = [as_text(settings["chosen"]), f"{figures['linear_top1']:.2f}", interval, f"{figures['linear_top5']:.2f}"]

@@ -33,12 +33,12 @@ SHARE, ALL, WITHOUT, ONLY = "overlap_images", "overlap_knn_all", "overlap_knn_wi
 
 @dataclass(frozen=True)
 class Audit:
-    """What was found.
+    """The findings of an audit.
 
     Attributes:
         train: the train images that could be read.
         test: the test images that could be read.
-        pairs: the most alike first.
+        pairs: the most similar first.
         calibration: the thresholds, and what they find.
         result: figures with intervals.
     """
@@ -50,7 +50,7 @@ class Audit:
     result: Result
 
     def to_csv(self) -> str:
-        """A line for each pair, the most alike first."""
+        """One line per pair, the most similar first."""
         stream = io.StringIO()
         writer = csv.writer(stream, lineterminator="\n")
         writer.writerow(["test", "train", "cosine", "bits", "by", "mirrored"])
@@ -110,17 +110,17 @@ def audit(
         descriptors = {"features": features, **descriptors}
         rows = {"features": DescriptorRows(features.whitening(bank), features.whitening(queries), flipped), **rows}
     banks = {name: each.train for name, each in rows.items()}
-    chosen = {name: each for name, each in thresholds.items() if name in descriptors}
-    calibrated = calibration.calibrate(train, banks, descriptors, chosen, reporter, planted=planted, by_class=by_class)
+    limits = {name: each for name, each in thresholds.items() if name in descriptors}
+    calibrated = calibration.calibrate(train, banks, descriptors, limits, reporter, planted=planted, by_class=by_class)
     near = {}
     for name, each in rows.items():
         reporter.note(f"{name}: {each.plan(k)}")
         with reporter.progress(f"neighbours by {name}", 2 * len(test)) as bar:
             near[name] = each.near(calibrated.thresholds[name], k, (task or hashing).device, bar.advance)
-    found = pairs(rows, calibrated.thresholds, near)
+    matches = pairs(rows, calibrated.thresholds, near)
     calibrated = calibrated.with_either()
     overlapping = torch.zeros(len(test), dtype=torch.bool)
-    overlapping[torch.tensor([pair.test for pair in found], dtype=torch.int64)] = True
+    overlapping[torch.tensor([pair.test for pair in matches], dtype=torch.int64)] = True
     scores = {SHARE: overlapping}
     if task is not None and train.labels is not None and test.labels is not None:
         hits = _hits(task, bank.all(), queries.all(), reporter)
@@ -128,7 +128,7 @@ def audit(
         scores |= {name: part for name, part in parts.items() if len(part)}
     compared = task or replace(hashing, train=train, test=test)
     result = _result(compared, scores, calibrated, k=k, planted=planted)
-    return Audit(train, test, found, calibrated, replace(result, seconds=round(time.monotonic() - start, 1)))
+    return Audit(train, test, matches, calibrated, replace(result, seconds=round(time.monotonic() - start, 1)))
 
 
 def _hits(task: Task, bank: Tensor, queries: Tensor, reporter: Reporter) -> Tensor:
@@ -143,21 +143,21 @@ def _hits(task: Task, bank: Tensor, queries: Tensor, reporter: Reporter) -> Tens
     return votes[k, TEMPERATURE].top1 == targets
 
 
-def _result(task: Task, scores: dict[str, Tensor], found: Calibration, *, k: int, planted: int) -> Result:
-    for name, by_kind in found.found.items():
+def _result(task: Task, scores: dict[str, Tensor], calibration: Calibration, *, k: int, planted: int) -> Result:
+    for name, by_kind in calibration.found.items():
         scores |= {f"planted_{name}_{kind}": each for kind, each in by_kind.items()}
-        scores[f"planted_{name}_false"] = found.alarms[name]
+        scores[f"planted_{name}_false"] = calibration.alarms[name]
     return Result(
         protocol="overlap",
         figures={name: round(statistics.percent(each), 4) for name, each in scores.items()},
         intervals={name: statistics.interval(each) for name, each in scores.items()},
         settings={
-            "cosine": found.thresholds.get("features"),
-            "bits": bits_of(found.thresholds["hash"]),
+            "cosine": calibration.thresholds.get("features"),
+            "bits": bits_of(calibration.thresholds["hash"]),
             "k": k,
             "whitened": {"width": WIDTH, "floor": FLOOR},
             "planted": {"images": planted, "sides": SIDES, "quality": QUALITY, "kinds": list(KINDS)},
-            "false_alarms": f"among {'other classes' if found.by_class else 'all other train images'}",
+            "false_alarms": f"among {'other classes' if calibration.by_class else 'all other train images'}",
             "vote": {"k": NEIGHBOURS, "temperature": TEMPERATURE},
         },
         checkpoint=task.describe_checkpoint() | {"weights_sha256": weights_hash(task.backbone.network)},

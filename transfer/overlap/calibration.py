@@ -26,12 +26,12 @@ _AT_ONCE = 8192
 
 @dataclass(frozen=True)
 class Calibration:
-    """What thresholds find among S planted copies of each kind, and S train images that are no copies.
+    """The share that thresholds find of S planted copies of each kind, and of S train images that are not copies.
 
     Args:
         thresholds: cosines, by descriptor.
         found: [S] bool by descriptor and kind: whether the copy reaches the threshold with its original.
-        alarms: [S] bool by descriptor: whether an image reaches it with one that it is no copy of.
+        alarms: [S] bool by descriptor: whether an image reaches it with one that it is not a copy of.
         by_class: whether these others are of other classes, else they are all other train images.
     """
 
@@ -82,7 +82,7 @@ def calibrate(
         thresholds: cosines that the user chose.
         reporter: prints notes and progress.
         planted: images that are altered in each way, S; 0 measures nothing.
-        by_class: compare images that are no copies with those of other classes only. Thresholds are lower then: they
+        by_class: compare images that are not copies with those of other classes only. Thresholds are lower then: they
             find more copies, and images of one class that only look alike.
 
     Raises:
@@ -98,20 +98,20 @@ def calibrate(
             "--calibrate 0"
         )
     choosing, measuring = (Subset(train, sample.indices[start::2]) for start in (0, 1))
-    chosen, found, alarms = dict(thresholds), dict[str, dict[str, Tensor]](), dict[str, Tensor]()
+    limits, found, alarms = dict(thresholds), dict[str, dict[str, Tensor]](), dict[str, Tensor]()
     for name, descriptor in descriptors.items():
         bank = rows[name]
-        if name not in chosen:
+        if name not in limits:
             sides = descriptor.both(choosing, "train images to calibrate by", reporter)
-            chosen[name] = threshold(_unrelated(bank, choosing, sides, by_class=by_class), name)
+            limits[name] = threshold(_unrelated(bank, choosing, sides, by_class=by_class), name)
         sides = descriptor.both(measuring, "train images to count false alarms by", reporter)
-        alarms[name] = _unrelated(bank, measuring, sides, by_class=by_class) >= chosen[name] - EQUAL
+        alarms[name] = _unrelated(bank, measuring, sides, by_class=by_class) >= limits[name] - EQUAL
         originals, found[name] = bank[torch.from_numpy(measuring.indices)], {}
         for kind in KINDS:
             sides = descriptor.both(Altered(measuring, kind), f"planted {kind}", reporter)
             own = torch.stack([cosines(side, originals) for side in sides]).amax(0)
-            found[name][kind] = own >= chosen[name] - EQUAL
-    return Calibration(chosen, found, alarms, by_class)
+            found[name][kind] = own >= limits[name] - EQUAL
+    return Calibration(limits, found, alarms, by_class)
 
 
 def threshold(unrelated: Tensor, name: str) -> float:
@@ -127,7 +127,7 @@ def threshold(unrelated: Tensor, name: str) -> float:
 
 
 def _unrelated(bank: Tensor, some: Subset, sides: tuple[Tensor, Tensor], *, by_class: bool) -> Tensor:
-    """The highest cosine [S] float64 of train images, upright or mirrored, with others that they are no copies of.
+    """The highest cosine [S] float64 of train images, upright or mirrored, with others that they are not copies of.
 
     Args:
         bank: [N, D], rows of the train images.

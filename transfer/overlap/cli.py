@@ -50,7 +50,7 @@ def _overlap(given: list[Any], shell: Shell, device: "torch.device") -> int:
         return 0
     thresholds = {} if options.cosine is None else {"features": options.cosine}
     thresholds |= {} if options.bits is None else {"hash": of_bits(options.bits)}
-    found = audit(
+    audited = audit(
         task,
         hashing,
         reporter,
@@ -59,7 +59,7 @@ def _overlap(given: list[Any], shell: Shell, device: "torch.device") -> int:
         planted=options.calibrate,
         by_class=options.control == "classes",
     )
-    run_on_rank0(partial(_answer, shell, found, reporter))
+    run_on_rank0(partial(_answer, shell, audited, reporter))
     return 0
 
 
@@ -71,7 +71,7 @@ def _hashing(options: OverlapOptions, train: "Images", test: "Images") -> "Task"
     return Task.prepare(PerceptualHash(), train, test, device="cpu", workers=options.workers)
 
 
-def _answer(shell: Shell, found: "Audit", reporter: Reporter) -> None:
+def _answer(shell: Shell, audited: "Audit", reporter: Reporter) -> None:
     """Write the files, and print what was found; rank 0 does."""
     from excb.files.atomic import write_text
 
@@ -80,47 +80,47 @@ def _answer(shell: Shell, found: "Audit", reporter: Reporter) -> None:
     if shell.out is not None:
         stem = shell.out.name.removesuffix(".json")
         listed, shown_page = (shell.out.with_name(f"{stem}{ending}") for ending in (".pairs.csv", ".html"))
-        with reporter.progress("pictures of the page", len(shown_pairs(found))) as bar:
-            page = render_audit(found, progress=bar.advance)
-        write_text(found.to_csv(), listed)
+        with reporter.progress("pictures of the page", len(shown_pairs(audited))) as bar:
+            page = render_audit(audited, progress=bar.advance)
+        write_text(audited.to_csv(), listed)
         write_text(page, shown_page)
-        write_text(found.result.to_json() + "\n", shell.out)
+        write_text(audited.result.to_json() + "\n", shell.out)
         reporter.note(f"wrote {shell.out}, {listed}, {shown_page}")
     if shell.json:
-        pairs = [found.describe(pair) for pair in found.pairs]
-        reporter.answer(json.dumps(json.loads(found.result.to_json()) | {"pairs": pairs}, indent=2))
+        pairs = [audited.describe(pair) for pair in audited.pairs]
+        reporter.answer(json.dumps(json.loads(audited.result.to_json()) | {"pairs": pairs}, indent=2))
     else:
-        _print(found, reporter)
+        _print(audited, reporter)
 
 
-def _print(found: "Audit", reporter: Reporter) -> None:
+def _print(audited: "Audit", reporter: Reporter) -> None:
     from .page import TITLES, calibration_table, near_from
 
-    header, rows = calibration_table(found)
+    header, rows = calibration_table(audited)
     if rows:
         reporter.table("Planted copies of train images, and images that are none", header, rows)
     else:
-        names = found.calibration.thresholds
-        reporter.answer(f"Near from {' or '.join(near_from(found, name) for name in names)}, not calibrated")
-    result, images = found.result, len({pair.test for pair in found.pairs})
-    title = f"{images:,} of {len(found.test):,} test images overlap with {len(found.train):,} train images"
+        names = audited.calibration.thresholds
+        reporter.answer(f"Near from {' or '.join(near_from(audited, name) for name in names)}, not calibrated")
+    result, images = audited.result, len({pair.test for pair in audited.pairs})
+    title = f"{images:,} of {len(audited.test):,} test images overlap with {len(audited.train):,} train images"
     figures = [
         [words, f"{result.figures[name]:.2f}", interval_text(result.intervals[name])]
         for name, words in TITLES.items()
         if name in result.figures
     ]
     reporter.table(title, ["figure", "%", "95 % interval"], figures)
-    if not found.pairs:
+    if not audited.pairs:
         return
-    described = [found.describe(pair) for pair in found.pairs[:LISTED]]
+    described = [audited.describe(pair) for pair in audited.pairs[:LISTED]]
     rows = [
         [each["test"], each["train"], "" if each["cosine"] is None else f"{each['cosine']:.3f}", str(each["bits"]),
          each["by"], "yes" if each["mirrored"] else "no"]
         for each in described
     ]  # fmt: skip
-    reporter.table(f"{len(found.pairs):,} pairs", ["test", "train", "cosine", "bits", "by", "mirrored"], rows)
-    if len(found.pairs) > LISTED:
-        reporter.answer(f"{len(found.pairs) - LISTED:,} more pairs are not listed: --json and --out have all")
+    reporter.table(f"{len(audited.pairs):,} pairs", ["test", "train", "cosine", "bits", "by", "mirrored"], rows)
+    if len(audited.pairs) > LISTED:
+        reporter.answer(f"{len(audited.pairs) - LISTED:,} more pairs are not listed: --json and --out have all")
 
 
 OVERLAP = shell_command(

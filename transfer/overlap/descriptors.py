@@ -1,4 +1,4 @@
-"""What images are compared by: whitened features of a backbone, and perceptual hashes. Both give rows for cosines."""
+"""Descriptors that images are compared by: whitened features, and perceptual hashes. Both give rows for cosines."""
 
 from dataclasses import dataclass, replace
 from typing import Protocol
@@ -29,7 +29,7 @@ class Descriptor(Protocol):
 
     @property
     def name(self) -> str:
-        """What people call it: "features" or "hash"."""
+        """Its name: "features" or "hash"."""
 
     def rows(self, images: Images, name: str, reporter: Reporter) -> Tensor:
         """[N, D] float32 on the CPU; `name` is what messages call the set. All ranks call this."""
@@ -65,18 +65,18 @@ class PerceptualHashes:
             UserError: no image can be read.
         """
         extraction = replace(self.task.extraction(images), unreadable="nan")
-        talk = reporter if rank() == 0 else Reporter(quiet=True)
-        whole = features_of(extraction, None, talk, name=f"{name} (hash)").all()
-        kept = ~whole[:, 0].isnan()
+        own_reporter = reporter if rank() == 0 else Reporter(quiet=True)
+        rows = features_of(extraction, None, own_reporter, name=f"{name} (hash)").all()
+        kept = ~rows[:, 0].isnan()
         if not kept.all():
             missing = [images.paths[index] for index in (~kept).nonzero()[:NAMED, 0].tolist()]
             require(bool(kept.any()), f"no image of {images.root} can be read, such as {missing[0]}")
-            talk.warn(
+            own_reporter.warn(
                 f"{int((~kept).sum())} of {len(images):,} images of {images.root} cannot be read and are left out: "
                 + ", ".join(missing)
             )
-            images, whole = Subset(images, kept.nonzero()[:, 0].numpy()), whole[kept]
-        return images, (whole[:, :BITS], whole[:, BITS:])
+            images, rows = Subset(images, kept.nonzero()[:, 0].numpy()), rows[kept]
+        return images, (rows[:, :BITS], rows[:, BITS:])
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ class Pair(NamedTuple):
     train: int
     similarities: dict[str, float]  # cosine by descriptor, the larger of upright and mirrored
     by: tuple[str, ...]  # descriptors whose threshold it reaches
-    mirrored: bool  # whether the mirrored test image is the more alike, by the first of these descriptors
+    mirrored: bool  # whether the mirrored test image is the more similar, by the first of these descriptors
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class DescriptorRows:
 
         All ranks call this together. `progress` is called with numbers of test images, 2 Q in all.
         """
-        found = set[Place]()
+        places = set[Place]()
         for side in (self.upright, self.mirrored):
             neighbours = nearest(
                 self.train,
@@ -58,8 +58,8 @@ class DescriptorRows:
                 progress=progress,
             )
             test, place = (neighbours.similarities >= threshold - EQUAL).nonzero(as_tuple=True)
-            found.update(zip(test.tolist(), neighbours.indices[test, place].tolist(), strict=True))
-        return found
+            places.update(zip(test.tolist(), neighbours.indices[test, place].tolist(), strict=True))
+        return places
 
 
 def cosines(first: Tensor, second: Tensor) -> Tensor:
@@ -71,20 +71,20 @@ def cosines(first: Tensor, second: Tensor) -> Tensor:
 def pairs(
     rows: Mapping[str, DescriptorRows], thresholds: Mapping[str, float], near: Mapping[str, set[Place]]
 ) -> list[Pair]:
-    """The pairs that any descriptor found, with the similarities by all of them; the most alike first.
+    """The pairs that any descriptor found, with the similarities by all of them; the most similar first.
 
     Args:
         rows: by descriptor.
         thresholds: cosines, by descriptor.
         near: what `DescriptorRows.near` found, by descriptor.
     """
-    found = sorted(set().union(*near.values()))
-    if not found:
+    places = sorted(set().union(*near.values()))
+    if not places:
         return []
-    test, train = torch.tensor(found).T
+    test, train = torch.tensor(places).T
     sides = {name: each.similarities(test, train) for name, each in rows.items()}
     made = []
-    for number, pair in enumerate(found):
+    for number, pair in enumerate(places):
         similarities = {name: float(both[:, number].max()) for name, both in sides.items()}
         by = tuple(name for name in rows if pair in near[name] or similarities[name] >= thresholds[name] - EQUAL)
         upright, flipped = sides[by[0]][:, number].tolist()

@@ -58,9 +58,9 @@ class OverlapOptions(PassOptions):
         require(bits is None or 0 <= bits <= 64, f"--bits must lie in 0 to 64, such as 8, not {bits}")
         require(self.k >= 1, "--k must be at least 1")
         require(self.calibrate >= 0, "--calibrate must be at least 0")
-        chosen = bits is not None and (self.ckpt is None or cosine is not None)
+        given = bits is not None and (self.ckpt is None or cosine is not None)
         features = " and --cosine" if self.ckpt is not None else ""
-        require(self.calibrate > 0 or chosen, f"--calibrate 0 needs thresholds: name --bits{features}")
+        require(self.calibrate > 0 or given, f"--calibrate 0 needs thresholds: name --bits{features}")
         if self.ckpt is None:
             defaults = PassOptions(ckpt=None)
             named = [

@@ -26,7 +26,7 @@ TITLES = {
 
 
 def shown_pairs(audit: Audit) -> list[list[Pair]]:
-    """The pairs of each test image on the page, the most alike test image first."""
+    """The pairs of each test image on the page, the most similar test image first."""
     order: dict[int, list[Pair]] = {}
     for pair in audit.pairs:
         order.setdefault(pair.test, []).append(pair)
@@ -67,19 +67,19 @@ def render_audit(audit: Audit, *, progress: Progress = lambda _done: None) -> st
 
 def calibration_table(audit: Audit) -> tuple[list[str], list[list[str]]]:
     """Header and rows of the calibration: what each threshold finds of planted copies, in percent."""
-    found = audit.calibration
+    calibration = audit.calibration
     header = ["by", "near from", *(f"{kind} found %" for kind in KINDS), "precision %", "false alarms %"]
     rows = []
-    for name in found.found:
-        precisions = [found.precision(name, kind) for kind in KINDS]
+    for name in calibration.found:
+        precisions = [calibration.precision(name, kind) for kind in KINDS]
         worst = min((each for each in precisions if not math.isnan(each)), default=math.nan)
         rows.append(
             [
                 name,
                 near_from(audit, name),
-                *(f"{100 * found.recall(name, kind):.1f}" for kind in KINDS),
+                *(f"{100 * calibration.recall(name, kind):.1f}" for kind in KINDS),
                 f"{100 * worst:.1f}",
-                f"{100 * float(found.alarms[name].double().mean()):.1f}",
+                f"{100 * float(calibration.alarms[name].double().mean()):.1f}",
             ]
         )
     return header, rows
@@ -99,7 +99,7 @@ def _calibration(audit: Audit) -> GalleryTable | None:
         return None
     others = "train images of other classes" if audit.calibration.by_class else "all other train images"
     note = (
-        "Planted: altered copies of train images. False alarms: train images that are no copies, compared with "
+        "Planted: altered copies of train images. False alarms: train images that are not copies, compared with "
         f"{others}. Precision is that of the kind with the lowest, of as many copies as images that are none."
     )
     return GalleryTable("What the thresholds find", header, rows, note)

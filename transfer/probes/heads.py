@@ -1,4 +1,4 @@
-"""Many linear heads trained in one pass over the same features: a sweep costs one large matrix product a step."""
+"""Many linear heads trained in one pass over the same features: a sweep costs one large matrix product per step."""
 
 from collections.abc import Iterator, Sequence
 from typing import Literal

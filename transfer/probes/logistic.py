@@ -100,7 +100,7 @@ def fit_regression(
 
 
 def _scikit(features: Tensor, labels: Tensor, C: float, steps: int) -> tuple[Tensor, Tensor, bool]:
-    """What `_minimise` returns, by scikit-learn: the same to a rounding error, and figures published before are its."""
+    """Minimise by scikit-learn as `_minimise` does: the same to a rounding error; figures published before are its."""
     from sklearn.exceptions import ConvergenceWarning
     from sklearn.linear_model import LogisticRegression
 

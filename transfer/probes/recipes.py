@@ -15,7 +15,7 @@ class LinearProtocol:
     source: str  # who runs it so
     epochs: int  # passes over the train images
     batch: int  # images per step, all ranks together
-    lr: tuple[float, ...]  # learning rates to try, for `lr_batch` images a step: the rate used is lr x batch / lr_batch
+    lr: tuple[float, ...]  # rates to try, for `lr_batch` images per step: the rate used is lr x batch / lr_batch
     lr_batch: int = 256  # see `lr`
     weight_decay: tuple[float, ...] = (0.0,)  # each is tried with each learning rate
     # of the rates, epoch by epoch: cosine to 0, or x 0.1 at 60 % and at 80 % of the epochs

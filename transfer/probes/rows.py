@@ -21,7 +21,7 @@ def shapes_of(task: Task) -> Shapes:
 
 
 def part_extraction(task: Task, images: Images, parts: Sequence[Part], shapes: Shapes) -> PartExtraction:
-    """What it takes to compute parts of a set."""
+    """The computation of parts of a set."""
     return PartExtraction.like(task.extraction(images), parts, shapes)
 
 
@@ -45,6 +45,6 @@ def part_rows(
         UserError: an image cannot be read, or the cache cannot be written.
     """
     extraction = part_extraction(task, images, parts, shapes)
-    talk = reporter if rank() == 0 else Reporter(quiet=True)
-    stored = features_of(extraction, task.cache, talk, name=name)
+    own_reporter = reporter if rank() == 0 else Reporter(quiet=True)
+    stored = features_of(extraction, task.cache, own_reporter, name=name)
     return lambda wanted: PartRows.of(stored, extraction, wanted)

@@ -117,7 +117,7 @@ def outcome_of(bank: Bank, head: int, test: Rows, choice: Choice, settings: dict
 
 
 def scores_of(bank: Bank, rows: Rows, labels: Tensor, among: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """What `HeadBank.score` returns, of the images with the numbers `among` [n], by default of all.
+    """The output of `HeadBank.score` for the images with the numbers `among` [n], by default for all.
 
     Rows that are read when they are needed are never all in memory.
     """

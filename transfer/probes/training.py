@@ -61,7 +61,7 @@ def _dtype(task: Task) -> torch.dtype:
 def fitting(
     make: Callable[[Sequence[HeadSettings]], Bank], plan: LinearProtocol, reporter: Reporter, *, what: str, seed: int
 ) -> Callable[[Rows, Tensor, Tensor, Sequence[HeadSettings]], Bank]:
-    """What makes and trains heads: features [N, D], labels [N], numbers of the images to train on, settings -> heads.
+    """A function that trains heads: features [N, D], labels [N], numbers of the images to train on, settings -> heads.
 
     Args:
         make: settings -> new heads.

@@ -87,7 +87,7 @@ class Claim:
     data: ClaimImages  # on which images
     source: str  # table, section or REPOSITORY@COMMIT:FILE
     epochs: int | None = None  # of the pretraining as the source states them; None where it states none
-    batch: int | None = None  # images a step of it, likewise
+    batch: int | None = None  # images per step of it, likewise
     # its views, such as "2x224+6x96"; MULTI where all that is stated is that there are several sizes
     crops: str | None = None
     recipe: str = ""  # words after `excb-pretrain` that train this network; empty for methods that this package lacks
@@ -103,12 +103,12 @@ class Claim:
 
     @property
     def figure(self) -> str:
-        """What result files call the metric under this protocol."""
+        """The metric's name in result files under this protocol."""
         return self.protocol.figures.get(self.metric, self.metric)
 
     @property
     def differences(self) -> list[str]:
-        """In what its measurement here is known to differ from the source's, so that a gap is no failure."""
+        """In what its measurement here is known to differ from the source's, so that a gap is not a failure."""
         return [*self.differs, *self.protocol.differs]
 
     @property

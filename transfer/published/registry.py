@@ -41,7 +41,7 @@ def claims(files: Sequence[Path] = ()) -> list[Claim]:
 
 
 def titles(files: Sequence[Path] = ()) -> dict[str, str]:
-    """What each table is about, by its name."""
+    """The title of each table, by its name."""
     registry = _built_in()
     for file in files:
         registry = registry.extended(file)
@@ -79,7 +79,7 @@ _OF_TABLE = {"title", "columns", "rows", "notes", "unstated", "differs"}
 
 @dataclass(frozen=True)
 class _Registry:
-    """What files define. Protocols, data, recipes and titles are of all files so far, the claims of the last."""
+    """The definitions in files. Protocols, data, recipes and titles are of all files so far, the claims of the last."""
 
     protocols: dict[str, ClaimProtocol] = field(default_factory=dict)
     data: dict[str, ClaimImages] = field(default_factory=dict)
@@ -142,7 +142,7 @@ class _Registry:
         stated = {"recipe": self.recipes.get(facts["checkpoint"], ""), "data": self.data[facts["data"]]}
         figure = {"id": name, "metric": metric, "value": value, "protocol": fitting[0]}
         claim = from_table(Claim, facts | stated | figure | rest)
-        if not abs(claim.number) < MOST:  # raises ValueError where the figure is no number
+        if not abs(claim.number) < MOST:  # raises ValueError where the figure is not a number
             raise ValueError(f"the figure of {name} is {value}")
         return claim
 

@@ -21,7 +21,7 @@ class Subject:
     method: str | None = None  # that trained it; None is not known, here and below
     architecture: str | None = None  # of the backbone
     epochs: int | None = None  # of pretraining that were done
-    batch: int | None = None  # images a step
+    batch: int | None = None  # images per step
     crops: str | None = None  # as "2x224+6x96"
     # every option that it was trained with, by section; empty where unknown
     recipe: Mapping[str, Any] = field(default_factory=dict)
@@ -108,7 +108,7 @@ def _other_recipe(claim: Claim, recipe: Mapping[str, Any]) -> str:
         have = _spelt(recipe[section][field_name])
         usual = _spelt(getattr(MethodSettings(), field_name)) if section == "method" else None
         wanted = own.get(option, usual)
-        # Of what is no option of the method, the core knows no default: then another claim's value is refused.
+        # Of what is not an option of the method, the core knows no default: then another claim's value is refused.
         if have != wanted if wanted is not None else have == value:
             return f"the run has {option}={have}, the claim {wanted or 'another value'}"
     return ""

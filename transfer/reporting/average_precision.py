@@ -29,7 +29,7 @@ def eleven_points(hits: np.ndarray, envelope: np.ndarray) -> np.ndarray:
     """
     total, points = hits[:, -1:], []
     for tenth in range(11):
-        first = (10 * hits >= tenth * total).argmax(1)  # in whole numbers, for a recall of 0.3 is no float
+        first = (10 * hits >= tenth * total).argmax(1)  # in whole numbers, for a recall of 0.3 is not a float
         points.append(envelope[np.arange(len(envelope)), first])
     means: np.ndarray = np.stack(points).mean(0)
     return means

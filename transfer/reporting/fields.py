@@ -31,7 +31,7 @@ def digest(fields: Mapping[str, Any]) -> str:
 
 
 def differences(one: Mapping[str, Any], other: Mapping[str, Any]) -> list[str]:
-    """What keeps two protocols apart, field by field: "k 20, not 200"."""
+    """The differences between two protocols, field by field: "k 20, not 200"."""
     if OTHER in one:
         return [one[OTHER]]
     names = [*one, *(name for name in other if name not in one)]

@@ -1,4 +1,4 @@
-"""What a protocol says of images with a set of labels each: a score for every class, and its mAP with intervals."""
+"""Predictions for images with a set of labels each: a score for every class, and its mAP with intervals."""
 
 import json
 from collections.abc import Sequence
@@ -61,14 +61,14 @@ class LabelScores(Paired):
 
     def by_class(self) -> dict[str, dict[str, float | None]]:
         """Average precision in percent of every class, with area; None for classes without an image."""
-        found = {}
+        figures = {}
         for template, scores in self.values.items():
             each = 100 * average_precision.precision_by_class(scores, self.targets, area)[0]
-            found[template.format("mAP")] = {
+            figures[template.format("mAP")] = {
                 name: None if np.isnan(value) else round(float(value), 4)
                 for name, value in zip(self.classes, each, strict=True)
             }
-        return found
+        return figures
 
     def guesses(self) -> dict[str, float]:
         """Figures of scores that are equal for all images: each class's share of the images."""
@@ -156,7 +156,7 @@ class LabelScores(Paired):
 
 
 def unpack_label_scores(packed: bytes) -> LabelScores:
-    """What `LabelScores.pack` packed.
+    """Unpack what `LabelScores.pack` packed.
 
     Raises:
         ValueError: these bytes are something else.

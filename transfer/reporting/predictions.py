@@ -1,4 +1,4 @@
-"""What a protocol says of every test image: guesses of classes, or a score for each figure. Both give scores.
+"""Predictions for every test image: guesses of classes, or a score for each figure. Both give scores.
 
 A figure is 100 times the mean of its scores over the images. The scores of all figures are saved beside the result, so
 that a leaderboard can compute its figures again, and `excb-eval compare` can test two results image by image.
@@ -26,7 +26,7 @@ from . import confusion
 
 @dataclass(frozen=True)
 class Scored(Paired):
-    """What a protocol says of every test image.
+    """A protocol's answers for every test image.
 
     Args:
         targets: [Q] int64, true classes.
@@ -49,7 +49,7 @@ class Scored(Paired):
 
     @classmethod
     def of(cls, task: Task, values: dict[str, Tensor]) -> Self:
-        """What a protocol says of the test images of a task."""
+        """A protocol's answers for the test images of a task."""
         assert task.test.labels is not None
         return cls(torch.from_numpy(task.test.labels), task.test.paths, task.test.classes or (), values)
 
@@ -208,10 +208,10 @@ class ImageScores(Scored):
 
 
 def unpack_predictions(packed: bytes) -> Predictions | ImageScores:
-    """What `Scored.pack` packed.
+    """Unpack what `Scored.pack` packed.
 
     Raises:
-        npy.DAMAGE: these bytes are no .npz file, or hold other arrays.
+        npy.DAMAGE: these bytes are not an .npz file, or hold other arrays.
     """
     with npy.unwarned(), np.load(io.BytesIO(packed), allow_pickle=False) as file:
         values = {name: file[name] for name in file.files}

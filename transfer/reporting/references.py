@@ -42,13 +42,13 @@ _NAMED = 3  # figures that a sentence names, at most
 def guesses(task: "Task", scored: Predictions) -> dict[str, dict[str, float]]:
     """Accuracy of always guessing the most frequent classes of the train images, and by chance, for every figure."""
     assert task.train.labels is not None
-    train, found = torch.from_numpy(task.train.labels), dict[str, dict[str, float]]()
+    train, figures = torch.from_numpy(task.train.labels), dict[str, dict[str, float]]()
     for name, guess in ((MAJORITY, majority), (CHANCE, chance)):
         values = {top: round(guess(train, scored.targets, within=top), 4) for top in (1, 5)}
-        found[name] = {
+        figures[name] = {
             template.format(f"top{top}"): value for template in scored.values for top, value in values.items()
         }
-    return found
+    return figures
 
 
 def with_reference(result: Result, name: str, reference: Result) -> Result:

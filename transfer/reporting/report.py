@@ -63,7 +63,7 @@ def _untrained_note(task: Task) -> list[str]:
 
 
 class Packed(Protocol):
-    """What a protocol says of every test image, ready for a file."""
+    """A protocol's answers for every test image, ready for a file."""
 
     @property
     def suffix(self) -> str:

@@ -127,7 +127,7 @@ def _measure(
     *,
     results: Path | None,
 ) -> Measurement | str:
-    """The run's measurement, or why it is no evidence: images or an engine that are not here."""
+    """The run's measurement, or why it is not evidence: images or an engine that are not here."""
     evaluation = run.evaluation(folder)
     reporter.note(f"excb-eval {' '.join(run.words(folder))}")
     protocol, own = evaluation.protocol, evaluation.own

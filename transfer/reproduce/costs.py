@@ -1,4 +1,4 @@
-"""What a protocol will take before it runs: images through the network, FLOPs, and bytes to fetch."""
+"""The cost of a protocol before it runs: images through the network, FLOPs, and bytes to fetch."""
 
 from excb.checkpoint.exported import WEIGHTS
 from excb.console import duration

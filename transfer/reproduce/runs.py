@@ -30,7 +30,7 @@ class EvaluationRun:
 
     @property
     def name(self) -> str:
-        """What its files are called."""
+        """The name of its files."""
         label = "".join(letter if letter.isalnum() or letter in "._-" else "-" for letter in Path(self.subject).name)
         return f"{label}-{self.claims[0].protocol.name}"
 
@@ -74,7 +74,7 @@ def claims_of(options: ReproduceOptions) -> list[Claim]:
 
 
 def _names(claim: Claim, filtered: str) -> list[str]:
-    """What a filter may call a claim: a protocol has its own name and its command's."""
+    """The names by which a filter may call a claim: a protocol has its own name and its command's."""
     if filtered == "protocol":
         return [claim.protocol.name, claim.protocol.command]
     return [claim.table if filtered == "table" else claim.method]

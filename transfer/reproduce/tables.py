@@ -54,7 +54,7 @@ def dry_run(runs: Sequence[EvaluationRun], cannot: Sequence[Verdict], reporter: 
 
 
 def verdicts(judged: Sequence[Verdict], reporter: Reporter, *, as_json: bool) -> None:
-    """What was judged of every claim."""
+    """Print the verdict on every claim."""
     counts = {word: sum(verdict.word == word for verdict in judged) for word in ("PASS", "FAIL", "CANNOT")}
     if as_json:
         listed = [verdict.claim.to_dict() | verdict.to_dict() for verdict in judged]
@@ -77,7 +77,7 @@ def verdicts(judged: Sequence[Verdict], reporter: Reporter, *, as_json: bool) ->
 
 
 def _costs(run: EvaluationRun) -> list[str]:
-    """What a run takes. A checkpoint outside the catalogue is the user's own, and costs what the claim's costs."""
+    """The cost of a run. A checkpoint outside the catalogue is the user's own, and costs what the claim's costs."""
     claim = run.claims[0]
     if (row := find(run.subject)) is not None:
         return describe_cost(claim, row)

@@ -64,10 +64,10 @@ def measure(task: Task, options: RetrievalOptions, reporter: Reporter) -> Measur
             )
         )
     scores = np.array([[measure(own) if len(own) else np.nan for own in ranks] for measure in MEASURES.values()])
-    whole = torch.from_numpy(np.concatenate(gather_objects(scores), axis=1))
-    without = int(whole[0].isnan().sum())
+    all_scores = torch.from_numpy(np.concatenate(gather_objects(scores), axis=1))
+    without = int(all_scores[0].isnan().sum())
     require(without < len(queries), f"no test image has another of its class among the {gallery} images to retrieve")
-    scored = ImageScores.of(task, dict(zip(MEASURES, whole, strict=True)))
+    scored = ImageScores.of(task, dict(zip(MEASURES, all_scores, strict=True)))
     note = f"{without} of {len(queries)} test images have no image of their class in the gallery and do not count"
     result = make_result(
         task,

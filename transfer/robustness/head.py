@@ -26,7 +26,7 @@ class Head:
 
     @property
     def sweep(self) -> list[dict[str, float]]:
-        """What was tried, with accuracy and loss on held-out images."""
+        """The settings tried, with accuracy and loss on held-out images."""
         return [
             {
                 "l2": _l2(C, self.images),

@@ -1,4 +1,4 @@
-"""What corruption costs: calibration, corruption errors relative to a reference, and drops, with their intervals."""
+"""The cost of corruption: calibration, corruption errors relative to a reference, and drops, with intervals."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ _AT_ONCE = 2**22  # most numbers drawn at once: 32 MiB
 
 @dataclass(frozen=True)
 class Answers:
-    """What a head says of every image of a set."""
+    """A head's answers for every image of a set."""
 
     hits: Tensor  # [Q] bool
     confidence: Tensor  # [Q] float64, the probability of the class that it names

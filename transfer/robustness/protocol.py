@@ -207,7 +207,7 @@ def _relative_to(
 
 
 def _with_means(result: Result, measured: RobustnessMeasurements) -> Result:
-    """The result with figures that are no means over images: calibration errors and the relative drop."""
+    """The result with figures that are not means over images: calibration errors and the relative drop."""
     figures = {CALIBRATION.format("clean"): calibration_error(measured.clean)}
     intervals = dict(result.intervals)
     if measured.cells:
@@ -257,7 +257,7 @@ def _beside_majority(result: Result, ready: Ready) -> Result:
 
 
 def _reference(ready: Ready, reporter: Reporter, notes: list[str]) -> Reference | None:
-    """What mCE is relative to; None where there is nothing, and a note says why."""
+    """The reference that mCE is relative to; None where there is none, and a note says why."""
     options, imagenet = ready.options, is_imagenet(ready.task.train.classes or ())
     name = options.reference or ("alexnet" if imagenet else None)
     if not options.corruption_names or (name == NETWORK and ready.task.is_untrained):  # which is its own reference
@@ -266,8 +266,8 @@ def _reference(ready: Ready, reporter: Reporter, notes: list[str]) -> Reference 
         notes.append("no mCE: it needs --reference, errors to compare with")
         return None
     if name == "alexnet":
-        whole = options.ascending_severities == SEVERITIES
-        if imagenet and whole:
+        complete = options.ascending_severities == SEVERITIES
+        if imagenet and complete:
             return Reference(ALEXNET_NAME, ALEXNET_CLEAN, ALEXNET)
         why = "are of ImageNet" if not imagenet else "are means over severities 1 to 5"
         require(options.reference is None, f"--reference alexnet: its published errors {why}")
@@ -297,10 +297,10 @@ def _of_result(file: Path, ready: Ready) -> Reference:
             result.settings.get(name) == own[name],
             f"--reference {file} has {name} {result.settings.get(name)}, not {own[name]}: measure it alike",
         )
-    found = {each: result.figures.get(f"robustness_top1_{each}") for each in ready.options.corruption_names}
-    lacking = [each for each, value in found.items() if value is None]
+    accuracies = {each: result.figures.get(f"robustness_top1_{each}") for each in ready.options.corruption_names}
+    lacking = [each for each, value in accuracies.items() if value is None]
     require(not lacking, f"--reference {file} lacks {', '.join(lacking)}: measure it with the same --corruptions")
-    corrupted = {each: 1 - value / 100 for each, value in found.items() if value is not None}
+    corrupted = {each: 1 - value / 100 for each, value in accuracies.items() if value is not None}
     clean = 1 - result.figures[CLEAN] / 100
     name = str(result.checkpoint.get("name") or file.name)
     return Reference(name, clean, corrupted, _digest(clean, corrupted))

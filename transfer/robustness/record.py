@@ -67,7 +67,7 @@ def _kind_of(figure: str) -> FigureKind | None:
 
 
 def _result_fields(settings: Mapping[str, Any], kind: FigureKind) -> Fields:
-    """What defines a figure: other sets do not change those of corruptions, nor the reverse."""
+    """The fields that define a figure: other sets do not change those of corruptions, nor the reverse."""
     if kind.family == "robustness_sets":
         own = settings.get("sets", {}).get(kind.metric.partition(" ")[0])  # no set changes the figures of another
         return named(without(settings, _OF_CORRUPTIONS) | {"sets": own})

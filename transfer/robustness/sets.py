@@ -50,12 +50,12 @@ class OtherSet:
 
     @property
     def same(self) -> Tensor:
-        """Which of the head's classes this set does not tell apart, [C, C] bool: those of one own class."""
+        """Which of the head's classes this set does not distinguish, [C, C] bool: those of one own class."""
         right = self.right.float()
         return right.T @ right > 0
 
     def settings(self) -> dict[str, Any]:
-        """What its figures depend on beside the images."""
+        """The settings that its figures depend on beside the images."""
         digest = hashlib.sha256(np.packbits(self.right.numpy()).tobytes()).hexdigest()[:16]
         return {"classes": int(self.right.any(1).sum()), "class_map": digest}
 
@@ -149,7 +149,7 @@ def _same_classes(own: Sequence[str], classes: Sequence[str]) -> dict[str, list[
 def _named_classes(file: Path, classes: Sequence[str]) -> dict[str, list[int]]:
     """The classes that a map's file names, by plain own name."""
     values = _read_json(file)
-    require(isinstance(values, dict), f"{file} is no object of own class -> class of the train set")
+    require(isinstance(values, dict), f"{file} is not an object of own class -> class of the train set")
     known: dict[str, list[int]] = {}
     for number, name in enumerate(classes):
         for alias in {name, *_descriptions().get(name, ())}:
@@ -165,7 +165,7 @@ def _named_classes(file: Path, classes: Sequence[str]) -> dict[str, list[int]]:
 
 
 def _descriptions() -> Mapping[str, tuple[str, ...]]:
-    """What ImageNet's class folders are called: "n02769748" is "backpack, back pack, knapsack, ..."."""
+    """Names of ImageNet's class folders: "n02769748" is "backpack, back pack, knapsack, ..."."""
     from timm.data import ImageNetInfo
 
     names = ImageNetInfo()
@@ -189,7 +189,7 @@ def _read_json(file: Path) -> Any:
     except OSError as error:
         raise UserError(f"cannot read {file}: {error}") from None
     except (ValueError, json.JSONDecodeError) as error:
-        raise UserError(f"{file} is no JSON ({error})") from None
+        raise UserError(f"{file} is not JSON ({error})") from None
 
 
 @dataclass(frozen=True)

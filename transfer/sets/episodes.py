@@ -44,11 +44,11 @@ def episodes(
         Figures [count] by n.
     """
     bank, asked = (F.normalize(each.to(device, torch.float32), dim=1) for each in (rows, queries))
-    found = {n: np.empty(count) for n in shots}
+    accuracies = {n: np.empty(count) for n in shots}
     for episode in range(count):
         order = np.lexsort((generator(Purpose.SPLIT, episode, len(labels), 4).random(len(labels)), labels))
         classes, first, sizes = np.unique(labels[order], return_index=True, return_counts=True)
-        for n, figures in found.items():
+        for n, figures in accuracies.items():
             means = [
                 bank[torch.from_numpy(order[at : at + min(n, size)])].mean(0)
                 for at, size in zip(first, sizes, strict=True)
@@ -56,7 +56,7 @@ def episodes(
             guesses = (asked @ F.normalize(torch.stack(means), dim=1).T).argmax(1).cpu().numpy()
             figures[episode] = score(classes[guesses])
         progress()
-    return found
+    return accuracies
 
 
 def episode_interval(figures: np.ndarray) -> tuple[float, float]:

@@ -1,4 +1,4 @@
-"""From the results of all checkpoints on many sets to a table for each head, and their files."""
+"""From the results of all checkpoints on many sets to one table per head, and their files."""
 
 import json
 from collections.abc import Mapping, Sequence

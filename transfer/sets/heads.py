@@ -1,4 +1,4 @@
-"""What judges features on one set: logistic regression, k-NN and n-shot episodes, with the set's own metric."""
+"""Heads that judge features on one set: logistic regression, k-NN and n-shot episodes, with the set's own metric."""
 
 import io
 from collections.abc import Mapping
@@ -29,7 +29,7 @@ SHOTS, EPISODES, K, T = (1, 2, 5, 10), 100, 20, 0.07
 
 @dataclass(frozen=True)
 class Options:
-    """What a user may choose of the heads."""
+    """The user's choices for the heads."""
 
     shots: tuple[int, ...] = SHOTS
     episodes: int = EPISODES
@@ -102,8 +102,8 @@ def measure(
 
     targets = torch.from_numpy(train)
     rule = Rule.held_out(options.seed, judge)
-    chosen = choose_penalty(rows, targets, options.strengths, rule, classes=classes, device=device)
-    scores = chosen.scores(queries).numpy()
+    fitted = choose_penalty(rows, targets, options.strengths, rule, classes=classes, device=device)
+    scores = fitted.scores(queries).numpy()
     answers = {LOGREG: scores if metric.label_sets else scores.argmax(1) == test}
     k = min(options.k, len(rows))
     neighbours = nearest(rows, queries, k, device=device)
@@ -116,7 +116,7 @@ def measure(
     intervals = {head: _middle(metric.draws(each, test)) for head, each in answers.items()}
     if not metric.label_sets and options.shots:
         with reporter.progress("episodes", options.episodes) as bar:
-            found = episodes(
+            accuracies = episodes(
                 rows,
                 train,
                 queries,
@@ -126,10 +126,10 @@ def measure(
                 device=device,
                 progress=bar.advance,
             )
-        figures |= {f"shot{n}": float(each.mean()) for n, each in found.items()}
-        intervals |= {f"shot{n}": _percentages(episode_interval(each)) for n, each in found.items()}
+        figures |= {f"shot{n}": float(each.mean()) for n, each in accuracies.items()}
+        intervals |= {f"shot{n}": _percentages(episode_interval(each)) for n, each in accuracies.items()}
     majority = dict.fromkeys(figures, metric.majority(train, test))
-    how = {"C": chosen.C, "held_out": {f"{C:g}": judged[0] for C, judged in chosen.sweep.items()}}
+    how = {"C": fitted.C, "held_out": {f"{C:g}": judged[0] for C, judged in fitted.sweep.items()}}
     return SetMeasurements(figures, intervals, majority, how, test, answers)
 
 

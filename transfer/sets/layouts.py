@@ -49,12 +49,12 @@ def caltech101(root: Path, _note: Note) -> tuple[Images, Images]:
     require(folder.is_dir(), f"no folder {folder}")
     images = labelled_folder(folder)
     assert images.labels is not None
-    chosen = np.zeros(len(images), bool)
+    train = np.zeros(len(images), bool)
     for label, name in enumerate(images.classes or ()):
         members = np.flatnonzero(images.labels == label)
         require(len(members) > CALTECH_TRAIN, f"{folder / name} has {len(members)} images: the set is not complete")
-        chosen[generator(Purpose.SPLIT, 0, label, 3).permutation(members)[:CALTECH_TRAIN]] = True
-    return Subset(images, np.flatnonzero(chosen)), Subset(images, np.flatnonzero(~chosen))
+        train[generator(Purpose.SPLIT, 0, label, 3).permutation(members)[:CALTECH_TRAIN]] = True
+    return Subset(images, np.flatnonzero(train)), Subset(images, np.flatnonzero(~train))
 
 
 def sun397(root: Path, _note: Note) -> tuple[Images, Images]:

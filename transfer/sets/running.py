@@ -29,7 +29,7 @@ from .choosing import OpenSet
 from .heads import Options, SetMeasurements, measure, unpack_answers
 
 COMMAND = "sets"
-REFERENCES = "references"  # folder of what is no checkpoint
+REFERENCES = "references"  # folder of what is not a checkpoint
 
 Judged = tuple[SetMeasurements, dict[str, Any]]  # figures, and what they are of
 
@@ -181,7 +181,7 @@ class Sets:
 
 
 def _images(opened: OpenSet) -> dict[str, Any]:
-    """What a reference depends on beside itself."""
+    """The images that a reference depends on."""
 
     def of(images: Images) -> list[str]:
         return [images.fingerprint, files_hash(images)]

@@ -130,7 +130,11 @@ def head_table(head: str, title: str, measured: Sequence[HeadFigures], sets: Seq
         rows.append(FigureRow(one.name, cells | ({MEAN: mean} if mean else {}), [rank], one.reference))
     columns = [*(FigureColumn(name, name) for name in named), FigureColumn(MEAN, f"mean of {len(common)}")]
     tested = {name: [key for key, one in checkpoints.items() if name in one.answers] for name in named}
-    draws = {key: found for key, one in checkpoints.items() if common and (found := one.mean_draws(common)) is not None}
+    draws = {
+        key: own_draws
+        for key, one in checkpoints.items()
+        if common and (own_draws := one.mean_draws(common)) is not None
+    }
 
     def p_value(column: str, first: str, second: str) -> float:
         one, other = checkpoints[first], checkpoints[second]

@@ -1,4 +1,4 @@
-"""The table of checkpoints side by side: a figure a cell, with its interval and tier; references stand below."""
+"""The table of checkpoints side by side: one figure per cell, with its interval and tier; references stand below."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace

@@ -97,7 +97,7 @@ def _opened(place: str, scratch: Path) -> "WatchedRun":
 
 
 def _place(run: str, out: Path) -> str:
-    """What a log calls the run: its URL, or its folder as seen from the log's, so that both may be moved together."""
+    """The run's name in a log: its URL, or its folder as seen from the log's, so that both may be moved together."""
     from excb.remote.byte_ranges import is_remote
 
     return run.rstrip("/") if is_remote(run) else os.path.relpath(Path(run).resolve(), out.resolve())

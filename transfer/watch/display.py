@@ -1,4 +1,4 @@
-"""What a watch shows and writes beside its log: rows or JSON lines on stdout, `best.json`, event files, the page."""
+"""The output of a watch beside its log: rows or JSON lines on stdout, `best.json`, event files, the page."""
 
 import json
 from collections.abc import Iterator

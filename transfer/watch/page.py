@@ -1,4 +1,4 @@
-"""`watch.html`: the watched curve beside the run's own, a row for each checkpoint, and what was missed."""
+"""`watch.html`: the watched curve beside the run's own, one row per checkpoint, and what was missed."""
 
 import shlex
 from collections.abc import Iterator

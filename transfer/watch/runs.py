@@ -85,7 +85,7 @@ class WatchedRun(Protocol):
         """
 
     def address(self, step: int) -> str:
-        """What loads the checkpoint by hand."""
+        """The name that `excb.load` takes for the checkpoint."""
 
 
 class LocalRun:
@@ -188,7 +188,7 @@ def _require_run(holds: bool, place: str) -> None:
 
 
 def _save_epochs(recipe: bytes | None) -> int | None:
-    """What a run's recipe says; None of a run without one, or of a file that is no recipe."""
+    """The value in a run's recipe; None for a run without one, or a file that is not a recipe."""
     try:
         every = json_text.parse(recipe or b"")["recipe"]["run"]["save_epochs"]
     except (ValueError, LookupError, TypeError):

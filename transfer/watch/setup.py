@@ -1,4 +1,4 @@
-"""What a watch measures: a protocol with its options, on which images. Figures of two setups never share a file."""
+"""The setup of a watch: a protocol with its options, on which images. Figures of two setups never share a file."""
 
 import shlex
 from collections.abc import Collection, Mapping
@@ -70,7 +70,7 @@ def asked(options: WatchOptions) -> Asked:
     elsewhere = {flag_of(each) for each in fields(protocol.shared)} | {f"--{protocol.state}", "--out"}
     if wrong := next((word for word in words if word.partition("=")[0] in elsewhere), None):
         raise UserError(
-            f"--protocol {options.protocol!r}: {wrong} is no option of {name} alone: give it to watch, if it has it"
+            f"--protocol {options.protocol!r}: {wrong} is not an option of {name} alone: give it to watch, if it has it"
         )
     parser = Parser(prog=f"excb-eval {name}", allow_abbrev=False)
     add_options(parser, protocol.options)
@@ -92,7 +92,7 @@ def _changed(options: Any, names: Collection[str]) -> dict[str, Any]:
 
 
 def difference(old: Mapping[str, Any], new: Mapping[str, Any]) -> str:
-    """What keeps two setups apart, in words; empty where they are the same."""
+    """The difference between two setups, in words; empty where they are the same."""
     if old.get("run") != new["run"]:
         return f"of the run {old.get('run')}, now {new['run']}"
     before, now = command_text(old), command_text(new)
@@ -112,7 +112,7 @@ def command_text(setup: Mapping[str, Any]) -> str:
 
 
 def _identity(images: Any) -> Any:
-    """What tells sets of images apart. The same ones may be found under another path."""
+    """The identity of sets of images. The same ones may be found under another path."""
     return [images.get(name) for name in ("fingerprint", "files")] if isinstance(images, dict) else None
 
 

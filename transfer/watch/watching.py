@@ -27,7 +27,7 @@ Measure = Callable[[int, Path, str | None], Result | None]
 
 @dataclass(frozen=True)
 class NextCheckpoint:
-    """What all ranks do next.
+    """The next step of all ranks.
 
     Attributes:
         step: of the checkpoint to measure; None where there is none.
@@ -43,7 +43,7 @@ class NextCheckpoint:
 
 
 class Watch:
-    """What rank 0 knows and does.
+    """The part of rank 0: what it knows and does.
 
     Args:
         run: what is watched.
@@ -89,7 +89,7 @@ class Watch:
             self._display.add(measurement, self.state())
 
     def next(self) -> NextCheckpoint:
-        """What to do next; whatever is waited for, the page and `best.json` are as new as the run."""
+        """The next step; whatever is waited for, the page and `best.json` are as new as the run."""
         try:
             self._look()
             self._name_missed()

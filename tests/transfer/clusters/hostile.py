@@ -23,7 +23,7 @@ NAMES = (
     "a\"b'c`${window.hurt=4}.png",
     "line\nbreak,comma.png",
     "-2.png",
-    "\udcff\udcfe.png",  # bytes that are no UTF-8
+    "\udcff\udcfe.png",  # bytes that are not UTF-8
     "@x\t.png",
 )
 

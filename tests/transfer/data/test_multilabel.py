@@ -80,7 +80,7 @@ def test_coco_has_the_categories_of_each_images_objects(tmp_path: Path) -> None:
     [
         ("test.csv", "000.png,red\n000.png,blue", "names 000.png more than once"),
         ("test.csv", "999.png,red", "names 999.png, which is not in"),
-        ("test.csv", "../x.png,red", "is no path below test/"),
+        ("test.csv", "../x.png,red", "is not a path below test/"),
         ("test.csv", "", "names no image"),
         ("test.csv", "000.png", "gives no image a class"),
         ("test.json", '["000.png"]', "every image with the list of its classes"),

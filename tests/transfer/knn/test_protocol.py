@@ -76,7 +76,7 @@ def test_an_image_finds_itself(place: Path) -> None:
 def test_back_ends_give_equal_figures(place: Path) -> None:
     results = {name: quiet(task(place), k=[1, 5, 20], backend=name) for name in ("torch", "faiss", "auto")}
     assert results["torch"].figures == results["faiss"].figures == results["auto"].figures
-    assert len({result.protocol_hash for result in results.values()}) == 1  # what cannot change figures is no setting
+    assert len({result.protocol_hash for result in results.values()}) == 1  # what changes no figure is not a setting
     for name in ("torch", "faiss"):
         assert any(f"neighbours by {name}" in note for note in results[name].notes)
 

@@ -164,7 +164,7 @@ def test_own_runs_are_drawn_or_named_with_the_reason() -> None:
     points, left_out = figure.figure_points(claims(), boards(own, []))
     assert [(p.name, p.epochs, p.batch, p.value) for p in points if p.own] == [("run", 50, 512, 70.0)]
     assert sorted(left_out) == [
-        "edited: its figure is no accuracy in percent",
+        "edited: its figure is not an accuracy in percent",
         "no epochs: its epochs are not known",
         "photos: its figure is of photos (74657374), not of ImageNet-1k",
         "vit: it is a vit_small, not a ResNet-50",

@@ -67,8 +67,8 @@ def test_an_interval_that_its_predictions_do_not_give(tmp_path: Path) -> None:
         ({"figures": {"knn_top1_k20": 60.0}}, "outside its interval 49.0 to 51.0"),
         ({"figures": {"speed": 60.0}}, "holds no figure that a leaderboard shows"),
         ({"figures": {"purity_percent": 60.0}, "data": {}}, "holds no figure that a leaderboard shows"),
-        ({"checkpoint": {"weights_sha256": "abc"}}, "checkpoint.weights_sha256 is no sha256"),
-        ({"predictions": {}}, "predictions.sha256 is no sha256"),
+        ({"checkpoint": {"weights_sha256": "abc"}}, "checkpoint.weights_sha256 is not a sha256"),
+        ({"predictions": {}}, "predictions.sha256 is not a sha256"),
         ({"data": {"train": {}}}, "has a field of another form"),
     ],
 )

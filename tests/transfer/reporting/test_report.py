@@ -95,7 +95,7 @@ def test_weights_hash_moves_with_any_weight_name_type_or_shape() -> None:
     }
     assert len(hashes) == 6
     assert linear(a=first, b=first + 1) == linear(b=first + 1, a=first)
-    assert linear(a=first.T.contiguous().T) == linear(a=first)  # strides are no part of it
+    assert linear(a=first.T.contiguous().T) == linear(a=first)  # strides are not part of it
 
 
 def test_what_was_written_is_read_again(task: Task, tmp_path: Path) -> None:

@@ -86,8 +86,8 @@ def test_a_frame_is_cut_off(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("[1]", "is no object of own class"),
-        ("{", "is no JSON"),
+        ("[1]", "is not an object of own class"),
+        ("{", "is not JSON"),
         ('{"ant": "antt"}', "did you mean 'ant'"),
         ('{"ant": 3}', "ant is '3', no class"),
     ],

@@ -394,7 +394,7 @@ def test_a_dry_run_says_what_is_to_do_and_writes_nothing(
         ),
         (("{run}", "--data", "{data}", "--protocol", "knm"), "did you mean 'knn'?"),
         (("{run}", "--data", "{data}", "--protocol", ""), "name a protocol, such as knn"),
-        (("{run}", "--data", "{data}", "--protocol", "knn --out x"), "--out is no option of knn alone"),
+        (("{run}", "--data", "{data}", "--protocol", "knn --out x"), "--out is not an option of knn alone"),
         (("{run}", "--data", "{data}", "--protocol", "knn --kk 3"), "unrecognized arguments: --kk"),
         (("{run}", "--data", "{data}", "--protocol", "semisup"), "--percent"),
         (("{run}", "--data", "{data}", "--every", "10"), "takes a time such as 30s, 10m or 2h, not '10'"),

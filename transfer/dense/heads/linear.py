@@ -102,7 +102,7 @@ def train_dense_head(
 
 
 def scorer_of(head: LinearHead) -> Callable[[Tensor], Tensor]:
-    """What turns patches [Q, D] into scores [Q, C] by a head, a span at a time."""
+    """A function from patches [Q, D] to scores [Q, C] by a head, a span at a time."""
 
     @torch.no_grad()
     def scores(rows: Tensor) -> Tensor:
@@ -117,7 +117,7 @@ def steps_of(recipe: LinearRecipe, items: int) -> int:
 
 
 def items_of(recipe: LinearRecipe, memory: Memory, grid: Grid) -> np.ndarray:
-    """What is drawn: places [n] int64 of patches in the memory, or views."""
+    """The items to draw from: places [n] int64 of patches in the memory, or views."""
     if recipe.loss == "patches":
         return np.arange(len(memory.patches))
     return np.unique(memory.patches.chosen // grid.patches)
@@ -149,11 +149,11 @@ def _train(
     for step in range(steps):
         for group in optimizer.param_groups:
             group["lr"] = recipe.lr * rate(recipe, step, steps)
-        chosen = order.next()
+        drawn = order.next()
         if recipe.loss == "patches":
-            loss = _patch_loss(head, memory, chosen, device)
+            loss = _patch_loss(head, memory, drawn, device)
         else:
-            loss = _pixel_loss(head, memory.patches, views, grid, chosen, dropout=recipe.dropout, device=device)
+            loss = _pixel_loss(head, memory.patches, views, grid, drawn, dropout=recipe.dropout, device=device)
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
@@ -189,14 +189,14 @@ def _pixel_loss(
     patches: Patches,
     views: Views,
     grid: Grid,
-    chosen: np.ndarray,
+    drawn: np.ndarray,
     *,
     dropout: float,
     device: torch.device,
 ) -> Tensor:
     """Cross-entropy of scores that are upsampled to the pixels of the network's input."""
-    rows = to_device(torch.stack([patches.view(view) for view in chosen.tolist()]), device)  # [B, P, D]
-    masks = to_device(torch.from_numpy(np.stack([views.mask(view) for view in chosen.tolist()])), device)
+    rows = to_device(torch.stack([patches.view(view) for view in drawn.tolist()]), device)  # [B, P, D]
+    masks = to_device(torch.from_numpy(np.stack([views.mask(view) for view in drawn.tolist()])), device)
     true = masks.long()  # [B, S, S]
     kept = F.dropout1d(rows.transpose(1, 2), dropout).transpose(1, 2) if dropout else rows
     maps = head(kept.flatten(0, 1)).view(*rows.shape[:2], -1).transpose(1, 2)  # [B, C, P]

@@ -31,7 +31,7 @@ def classifier(
     device: torch.device,
     note: Callable[[str], None] = lambda _line: None,
 ) -> Callable[[Tensor], Tensor]:
-    """What turns patches [Q, D] into scores [Q, C]; all ranks call it together with the same patches.
+    """A function from patches [Q, D] to scores [Q, C]; all ranks call it together with the same patches.
 
     The score of a class is its mean share among the k nearest patches by cosine, weighted by the softmax of
     similarity / temperature.
@@ -63,9 +63,9 @@ def classifier(
     bank = patches if streamed else patches.whole
 
     def scores(rows: Tensor) -> Tensor:
-        found = nearest(bank, rows, k, backend=backend, share=world_size() > 1, device=device)
-        weights = (found.similarities / temperature).softmax(1).float()
-        labels, numbers = memory.labels, patches.chosen[found.indices.numpy()]
+        neighbours = nearest(bank, rows, k, backend=backend, share=world_size() > 1, device=device)
+        weights = (neighbours.similarities / temperature).softmax(1).float()
+        labels, numbers = memory.labels, patches.chosen[neighbours.indices.numpy()]
         result = torch.empty(len(rows), labels.classes)
         step = max(1, _AT_ONCE // (k * labels.classes))
         for start in range(0, len(rows), step):

@@ -64,7 +64,7 @@ LOGISTIC: dict[str, LogisticRecipe] = {
 
 @dataclass(frozen=True)
 class DenseSettings:
-    """What a paper's settings may choose. None of a size or an interpolation is that of the checkpoint."""
+    """The choices of a paper's settings. None of a size or an interpolation is that of the checkpoint."""
 
     heads: tuple[HeadName, ...] = ("knn", "linear")
     mode: Literal["resize", "crop", "window"] = "resize"

@@ -107,7 +107,7 @@ class MaskFiles:
             )
         present = np.unique(values)
         if unknown := sorted(set(present.tolist()) - self.meaning.keys()):
-            raise UserError(f"{file} holds the value {unknown[0]}, which is no class of {self.root}: name its class")
+            raise UserError(f"{file} holds the value {unknown[0]}, which is not a class of {self.root}: name its class")
         table = np.full(int(present[-1]) + 1, IGNORED, np.int16)
         table[present] = [self.meaning[value] for value in present.tolist()]
         classes: np.ndarray = table[values]
@@ -168,11 +168,11 @@ def in_folders(
     place = root / images
     if not place.is_dir():
         raise UserError(f"no folder {place}: it holds the images")
-    found = sorted(
+    names = sorted(
         file.relative_to(place).as_posix()
         for file in place.rglob("*")
         if file.name.lower().endswith(EXTENSIONS) and not file.name.startswith(".")
     )
-    if not found:
+    if not names:
         raise UserError(f"no image below {place}")
-    return existing_masks(root, [f"{images}/{path}" for path in found], [f"{masks}/{pair(path)}" for path in found])
+    return existing_masks(root, [f"{images}/{path}" for path in names], [f"{masks}/{pair(path)}" for path in names])

@@ -77,7 +77,7 @@ class PixelReader(nn.Module):
 
 @dataclass(frozen=True, kw_only=True)
 class PatchExtraction(Extraction):
-    """What it takes to compute the rows of a set of views."""
+    """The computation of the rows of a set of views."""
 
     grid: Grid
     pixels: bool = False  # raw pixels instead of the network's map

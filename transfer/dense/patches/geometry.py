@@ -57,7 +57,7 @@ class Geometry:
         ]
 
     def to_dict(self) -> dict[str, Any]:
-        """What defines it, for JSON: sizes that have no effect are left out."""
+        """The settings that define it, for JSON: sizes that have no effect are left out."""
         effective = {"resize": ("mode", "side"), "crop": ("mode", "side", "short")}
         values = asdict(self)
         return {name: values[name] for name in effective.get(self.mode, values)}

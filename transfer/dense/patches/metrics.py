@@ -108,6 +108,6 @@ def _mean(shares: np.ndarray) -> np.ndarray:
     return _quotient(np.nansum(shares, axis=-1), np.isfinite(shares).sum(-1))
 
 
-def _quotient(part: np.ndarray, whole: np.ndarray) -> np.ndarray:
+def _quotient(part: np.ndarray, total: np.ndarray) -> np.ndarray:
     """part / whole, NaN where the whole is 0."""
-    return np.asarray(np.divide(part, whole, out=np.full(np.shape(whole), np.nan), where=np.asarray(whole) > 0))
+    return np.asarray(np.divide(part, total, out=np.full(np.shape(total), np.nan), where=np.asarray(total) > 0))

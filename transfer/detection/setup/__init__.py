@@ -1,1 +1,1 @@
-"""What every engine starts from: the settings, the samples and the job."""
+"""The start of every engine: the settings, the samples and the job."""

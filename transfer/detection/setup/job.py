@@ -47,7 +47,7 @@ class Job:
 
     @property
     def training(self) -> dict[str, Any]:
-        """What must be equal for training to resume: plain values by name."""
+        """The values that must be equal for training to resume, by name."""
         settings = {name: value for name, value in asdict(self.settings).items() if name not in RESUMABLE_CHANGES}
         return settings | {"depth": self.depth, "weights": self.weights, "images": self.train.fingerprint}
 

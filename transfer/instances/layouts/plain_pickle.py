@@ -114,7 +114,7 @@ class _Unpickler(pickle.Unpickler):
 
 
 def read_pickle(file: Path) -> Any:
-    """What a file holds; arrays and numbers of NumPy have a list `values`.
+    """The contents of a file; arrays and numbers of NumPy have a list `values`.
 
     Raises:
         UserError: it cannot be read, is damaged, too large, or names anything but plain values.

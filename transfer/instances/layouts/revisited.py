@@ -36,7 +36,7 @@ def _open(root: Path, named: Path | None) -> InstanceSet:
         lists = [{name: _indices(entry[name], len(gallery)) for name in _LISTS} for entry in entries]
     except (LookupError, TypeError, ValueError) as error:
         raise UserError(
-            f"{file} is no ground truth of ROxford or RParis ({type(error).__name__}: {error}): fetch it again"
+            f"{file} is not a ground truth of ROxford or RParis ({type(error).__name__}: {error}): fetch it again"
         ) from None
     truth = {
         name: [Truth(_joined(each, relevant), _joined(each, junk)) for each in lists]

@@ -31,7 +31,7 @@ SETTINGS = DetectionSettings(mean=(120.0, 110.0, 100.0), std=(60.0, 55.0, 50.0))
 
 @pytest.fixture(scope="module")
 def resnet() -> nn.Module:
-    """A ResNet-50 whose every tensor tells: norms are no identities."""
+    """A ResNet-50 whose every tensor tells: norms are not identities."""
     random = torch.Generator().manual_seed(3)
     network = resnet50()
     for module in network.modules():

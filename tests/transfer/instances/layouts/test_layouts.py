@@ -71,7 +71,7 @@ def test_wrong_truth_is_refused(tmp_path: Path, change: dict[str, Any], told: st
 @pytest.mark.parametrize("contents", [[], {"imlist": ["a"]}, {"imlist": [1], "qimlist": ["a"], "gnd": []}, None])
 def test_other_pickles_are_refused(tmp_path: Path, contents: Any) -> None:
     (tmp_path / "gnd_rparis6k.pkl").write_bytes(pickle.dumps(contents))
-    with pytest.raises(UserError, match="is no ground truth of ROxford or RParis"):
+    with pytest.raises(UserError, match="is not a ground truth of ROxford or RParis"):
         opened(tmp_path)
 
 
@@ -82,7 +82,7 @@ def test_missing_images_and_names_that_lead_elsewhere_are_refused(tmp_path: Path
         opened(root)
     truth = pickle.loads((root / "gnd_roxford5k.pkl").read_bytes())
     (root / "gnd_roxford5k.pkl").write_bytes(pickle.dumps(truth | {"qimlist": ["../../a", "b"]}))
-    with pytest.raises(UserError, match="which is no file below"):
+    with pytest.raises(UserError, match="which is not a file below"):
         opened(root)
 
 
