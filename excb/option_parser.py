@@ -14,7 +14,7 @@ from excb.options import REQUIRED, converted, field_types
 O = TypeVar("O")  # noqa: E741 - a dataclass whose fields are made by `excb.options.option`
 
 
-def add_options(parser: argparse.ArgumentParser, options: type[Any]) -> None:
+def add_option_fields(parser: argparse.ArgumentParser, options: type[Any]) -> None:
     """Add an argument for every field, in the groups that the fields name."""
     annotations, groups = field_types(options), dict[str, Any]()
     for field in dataclasses.fields(options):

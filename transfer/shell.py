@@ -10,7 +10,7 @@ from excb.cli import Command, Parser, local_path
 from excb.console import Reporter
 from excb.distributed.slurm import HELP as SLURM_HELP
 from excb.errors import is_rank0
-from excb.option_parser import add_options, of_arguments
+from excb.option_parser import add_option_fields, of_arguments
 
 from .parallel import in_parallel
 
@@ -75,7 +75,7 @@ def shell_command(
 
     def add(parser: Parser) -> None:
         for kind in kinds:
-            add_options(parser, kind)
+            add_option_fields(parser, kind)
         add = parser.add_argument_group("processes").add_argument
         add("--gpus", type=int, metavar="N", help="GPUs to use, with one process each; the answer stays the same")
         add("--slurm", metavar="NAME=VALUE,...", help=SLURM_HELP)

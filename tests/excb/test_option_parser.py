@@ -11,7 +11,7 @@ import pytest
 
 from excb.cli import Parser
 from excb.errors import UserError
-from excb.option_parser import add_options, of_arguments, of_values, plain, to_words
+from excb.option_parser import add_option_fields, of_arguments, of_values, plain, to_words
 from excb.options import REQUIRED, option
 
 
@@ -35,7 +35,7 @@ class Sample:
 
 def parsed(*words: str) -> Sample:
     parser = Parser(prog="sample", allow_abbrev=False)
-    add_options(parser, Sample)
+    add_option_fields(parser, Sample)
     return of_arguments(Sample, parser.parse_args(words))
 
 
@@ -130,7 +130,7 @@ def test_groups_keep_the_order_of_the_fields() -> None:
         alone: list[int] = field(default_factory=list, metadata={"shell": {"hidden": True}})
 
     parser = argparse.ArgumentParser()
-    add_options(parser, Grouped)
+    add_option_fields(parser, Grouped)
     text = parser.format_help().partition("options:")[2]
     assert text.index("one:") < text.index("--first") < text.index("--third") < text.index("two:")
     assert "--alone" not in text

@@ -49,7 +49,7 @@ def measure(task: DetectionTask, options: DetectionOptions, reporter: Reporter) 
     if is_new:
         run_on_rank0(lambda: write_text(json.dumps(identity, indent=2) + "\n", job.folder / IDENTITY))
     with StopRequest() as stop:
-        if not engine.train(job, stop):
+        if not engine.train_detector(job, stop):
             if stop.received is not None:
                 reporter.note(f"stopped by {stop.received.name}: run the same command to resume")
             raise StoppedEvaluationError("detection was stopped: the same command resumes it", exit_code=stop.exit_code)

@@ -16,7 +16,7 @@ from excb.features.extraction import files_hash
 from excb.files import json_text
 from excb.files.atomic import write_text
 from excb.networks.backbone import weights_hash
-from excb.option_parser import add_options, of_arguments, to_words
+from excb.option_parser import add_option_fields, of_arguments, to_words
 from excb.results.result import Result
 from excb.version import __version__
 
@@ -225,7 +225,7 @@ def _same_command(before: Any, now: Any) -> bool:
         return False
     parser = Parser(prog=now[0])
     parser.helps = False
-    add_options(parser, protocol.options)
+    add_option_fields(parser, protocol.options)
     try:
         first, second = (of_arguments(protocol.options, parser.parse_args(words[1:])) for words in (before, now))
     except UserError:  # an option that this version lacks

@@ -83,7 +83,7 @@ def unpack_answers(packed: bytes) -> tuple[np.ndarray, dict[str, np.ndarray]]:
     return arrays.pop("targets"), arrays
 
 
-def measure(
+def measure_set(
     opened: OpenSet, rows: Tensor, queries: Tensor, *, options: Options, reporter: Reporter, device: torch.device
 ) -> SetMeasurements:
     """Judge features of the train images [N, D] and of the test images [Q, D]; one process does it.

@@ -26,7 +26,7 @@ from excb.version import __version__
 from ..every.suite import PlannedStep, RunStep, common
 from ..task import Task
 from .choosing import OpenSet
-from .heads import Options, SetMeasurements, measure, unpack_answers
+from .heads import Options, SetMeasurements, measure_set, unpack_answers
 
 COMMAND = "sets"
 REFERENCES = "references"  # folder of what is not a checkpoint
@@ -135,7 +135,7 @@ class Sets:
         described = task.describe_checkpoint() | {"weights_sha256": weights_hash(task.backbone.network)}
         return run_on_rank0(
             lambda: (
-                measure(opened, rows, queries, options=self.options, reporter=self.reporter, device=task.device),
+                measure_set(opened, rows, queries, options=self.options, reporter=self.reporter, device=task.device),
                 described,
             )
         )
@@ -150,7 +150,7 @@ class Sets:
                 features.append(found.rows)
             rows, queries = features
             described = {"name": "raw pixels", "preprocessing": PIXELS.to_dict()}
-            return measure(
+            return measure_set(
                 opened, rows, queries, options=self.options, reporter=self.reporter, device=device
             ), described
 

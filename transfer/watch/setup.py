@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from excb.cli import Parser
 from excb.errors import UserError, nearest_name
-from excb.option_parser import add_options, flag_of, of_arguments, plain
+from excb.option_parser import add_option_fields, flag_of, of_arguments, plain
 
 from ..protocols import PROTOCOLS
 from ..runner import Evaluation
@@ -73,7 +73,7 @@ def asked(options: WatchOptions) -> Asked:
             f"--protocol {options.protocol!r}: {wrong} is not an option of {name} alone: give it to watch, if it has it"
         )
     parser = Parser(prog=f"excb-eval {name}", allow_abbrev=False)
-    add_options(parser, protocol.options)
+    add_option_fields(parser, protocol.options)
     parser.helps = False
     own = of_arguments(protocol.options, parser.parse_args(words))
     names_of_shared = [each.name for each in fields(protocol.shared) if hasattr(options, each.name)]

@@ -40,7 +40,7 @@ class Perfect:
         self.finishes = True
         self.first: list[Job] = []
 
-    def train(self, job: Job, stop: StopRequest) -> bool:
+    def train_detector(self, job: Job, stop: StopRequest) -> bool:
         self.trained.append(job)
         return self.finishes
 

@@ -100,7 +100,7 @@ def make_job(data: Path, folder: Path, **options: Any) -> Job:
 
 def train(job: Job) -> bool:
     with StopRequest() as stop:
-        return engine.train(job, stop)
+        return engine.train_detector(job, stop)
 
 
 def newest(job: Job) -> dict[str, Any]:

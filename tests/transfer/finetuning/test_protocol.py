@@ -17,7 +17,7 @@ from excb.checkpoint import run_checkpoint
 from excb.cli import Parser
 from excb.console import Reporter
 from excb.errors import UserError
-from excb.option_parser import add_options, of_arguments
+from excb.option_parser import add_option_fields, of_arguments
 from excb.results.result import Result
 from excb.transfer.compare import compare_results
 from excb.transfer.data.splits import stratified_split
@@ -139,7 +139,7 @@ def test_few_labels_take_as_many_steps_as_the_paper_does_on_its_smaller_share() 
 )
 def test_settings_of_a_command_line(task: Task, words: list[str], start: str, rate: float) -> None:
     parser = Parser()
-    add_options(parser, SemisupOptions)
+    add_option_fields(parser, SemisupOptions)
     options = of_arguments(SemisupOptions, parser.parse_args(["--percent", "10", *words]))
     settings = checked(task, options).settings
     assert settings is not None

@@ -152,7 +152,7 @@ def by_linear(strengths: tuple[float, ...], train: Any, test: Any) -> float:
 def by_sets(strengths: tuple[float, ...], train: Any, test: Any) -> float:
     opened: Any = SimpleNamespace(entry=SimpleNamespace(metric=TOP1), train=Labelled(train[1]), test=Labelled(test[1]))
     options = sets.Options(shots=(), strengths=strengths)
-    measured = sets.measure(opened, train[0], test[0], options=options, reporter=Reporter(quiet=True), device=CPU)
+    measured = sets.measure_set(opened, train[0], test[0], options=options, reporter=Reporter(quiet=True), device=CPU)
     return measured.figures["logreg"] / 100
 
 

@@ -45,8 +45,8 @@ TENSORBOARD, LOG, CONFIG = "tensorboard", "detectron2.log", "detectron2.yaml"
 WRITE_EVERY = 20  # steps between points in TensorBoard, as in Detectron2
 
 
-def train(job: Job, stop: StopRequest) -> bool:
-    """As `Engine.train`.
+def train_detector(job: Job, stop: StopRequest) -> bool:
+    """As `Engine.train_detector`.
 
     Raises:
         UserError: the settings cannot run on this machine, memory is too small, the loss diverges, or the folder holds

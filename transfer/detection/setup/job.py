@@ -57,7 +57,7 @@ class Engine(Protocol):
 
     differences: tuple[str, ...]  # from Detectron2, one sentence each; noted in every result
 
-    def train(self, job: Job, stop: StopRequest) -> bool:
+    def train_detector(self, job: Job, stop: StopRequest) -> bool:
         """Train to the end, resuming from the newest checkpoint in the folder if there is one.
 
         Returns:

@@ -38,8 +38,8 @@ KEPT = 2  # number of newest checkpoints kept
 WRITTEN = 20  # steps between entries in TensorBoard, as in Detectron2; short runs write every step
 
 
-def train(job: Job, stop: StopRequest) -> bool:
-    """As `Engine.train`."""
+def train_detector(job: Job, stop: StopRequest) -> bool:
+    """As `Engine.train_detector`."""
     settings, reporter = job.settings, job.rank0_reporter
     saved = run_on_rank0(lambda: _newest(job))
     training = Training(job)

@@ -112,23 +112,23 @@ def test_resumed_run_is_the_undisturbed_one(make: Callable[..., Job], tmp_path: 
     settings = replace(TINY, optimizer=optimizer)
     whole, parts = (make(tmp_path / name, settings) for name in ("whole", "parts"))
     with StopRequest() as stop:
-        assert detectron2_engine.train(whole, stop)
+        assert detectron2_engine.train_detector(whole, stop)
     assert files(whole.folder) == ["checkpoints/model_0000003.pth", "checkpoints/model_final.pth"]
 
     with After(1, ask_to_stop) as stop:
-        assert not detectron2_engine.train(parts, stop)
+        assert not detectron2_engine.train_detector(parts, stop)
     assert stop.received == signal.SIGTERM
     assert files(parts.folder) == ["checkpoints/model_0000000.pth"]
     torch.rand(7)  # random numbers in between change nothing
     with pytest.raises(Killed), After(2, kill) as stop:  # in step 3; the newest checkpoint is of step 2
-        detectron2_engine.train(parts, stop)
+        detectron2_engine.train_detector(parts, stop)
     assert files(parts.folder) == ["checkpoints/model_0000000.pth", "checkpoints/model_0000001.pth"]
     with StopRequest() as stop:
-        assert detectron2_engine.train(parts, stop)
+        assert detectron2_engine.train_detector(parts, stop)
         final = parts.folder / "checkpoints" / "model_final.pth"
         assert_equal(final, whole.folder / "checkpoints" / "model_final.pth")
         written = final.stat().st_mtime_ns
-        assert detectron2_engine.train(parts, stop), "nothing is left to do"
+        assert detectron2_engine.train_detector(parts, stop), "nothing is left to do"
         assert final.stat().st_mtime_ns == written
 
 
@@ -136,7 +136,7 @@ def test_resumed_run_is_the_undisturbed_one(make: Callable[..., Job], tmp_path: 
 def trained(make: Callable[..., Job], tmp_path_factory: pytest.TempPathFactory) -> Job:
     job = make(tmp_path_factory.mktemp("run"), replace(TINY, iterations=1, steps=(), save_every=1))
     with StopRequest() as stop:
-        assert detectron2_engine.train(job, stop)
+        assert detectron2_engine.train_detector(job, stop)
     return job
 
 
@@ -165,7 +165,7 @@ def test_predictions_are_of_the_set(trained: Job) -> None:
 def test_folder_of_another_training_is_refused(trained: Job) -> None:
     other = replace(trained, settings=replace(trained.settings, base_lr=0.5, seed=3))
     with StopRequest() as stop, pytest.raises(UserError, match=r"base_lr was .*; seed was .*: choose another folder"):
-        detectron2_engine.train(other, stop)
+        detectron2_engine.train_detector(other, stop)
     with pytest.raises(UserError, match=r"base_lr was .*; seed was"):
         detectron2_engine.predict(other, trained.val)
 
@@ -207,7 +207,7 @@ def test_an_engine_by_name() -> None:
 
 def error_of(job: Job) -> str:
     with StopRequest() as stop, pytest.raises(UserError) as error:
-        detectron2_engine.train(job, stop)
+        detectron2_engine.train_detector(job, stop)
     assert len(str(error.value).splitlines()) == 1
     return str(error.value)
 
@@ -236,7 +236,7 @@ def test_other_errors_are_not_hidden(make: Callable[..., Job], tmp_path: Path, m
 
     monkeypatch.setattr(hooks, "inputs", fail)
     with StopRequest() as stop, pytest.raises(RuntimeError, match="a mistake of ours"):
-        detectron2_engine.train(make(tmp_path), stop)
+        detectron2_engine.train_detector(make(tmp_path), stop)
 
 
 def test_divergence_is_one_line(make: Callable[..., Job], tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
@@ -291,12 +291,12 @@ def test_losses_are_those_of_detectron2s_trainer(
     monkeypatch.setattr(detectron2_engine, "WRITE_EVERY", 2)
     with monkeypatch.context() as patch, StopRequest() as stop:
         late = recorded(patch)
-        assert detectron2_engine.train(make(tmp_path / "late", settings), stop)
+        assert detectron2_engine.train_detector(make(tmp_path / "late", settings), stop)
     with monkeypatch.context() as patch, StopRequest() as stop:
         patch.setattr(losses.Detectron2Trainer, "_write_metrics", SimpleTrainer._write_metrics)
         patch.setattr(losses.Detectron2Trainer, "write_pending", lambda _self: None)
         at_once = recorded(patch)
-        assert detectron2_engine.train(make(tmp_path / "at_once", settings), stop)
+        assert detectron2_engine.train_detector(make(tmp_path / "at_once", settings), stop)
     assert late == at_once
     assert list(late) == [0, 1, 2, 3, 4]
     curves = [curve(tmp_path / folder / detectron2_engine.TENSORBOARD, "total_loss") for folder in ("late", "at_once")]
@@ -316,7 +316,7 @@ def test_a_steps_losses_are_written_with_the_next(
             return super().agreed()
 
     with Looking() as stop:
-        assert detectron2_engine.train(make(tmp_path, replace(TINY, save_every=3)), stop)
+        assert detectron2_engine.train_detector(make(tmp_path, replace(TINY, save_every=3)), stop)
     assert seen == [[], [0], [0, 1, 2]]  # the third is saved, which its losses are read before
 
 
@@ -335,6 +335,6 @@ def test_no_checkpoint_holds_a_diverged_step(
     settings = replace(TINY, save_every=100) if stopped else TINY  # which saves after steps 1 and 3
     stop = After(step + 1, ask_to_stop) if stopped else StopRequest()
     with stop, pytest.raises(UserError, match=rf"diverged .*iteration={step}!"):
-        detectron2_engine.train(make(tmp_path, settings), stop)
+        detectron2_engine.train_detector(make(tmp_path, settings), stop)
     kept = ["checkpoints/model_0000001.pth"] if step > 1 and not stopped else []
     assert files(tmp_path) == kept
