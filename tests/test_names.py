@@ -56,9 +56,7 @@ INTERFACES = {
         "a protocol measures its task by its options: `Protocol`",
         ("transfer/*/protocol.py", "transfer/*/label_sets.py"),
     ),
-    "open_task": Interface(
-        "a protocol loads and checks all that it needs", ("transfer/*/setup.py", "transfer/*/task.py")
-    ),
+    "open_task": Interface("a protocol loads and checks all that it needs", ("transfer/*/setup.py",)),
     "predict": Interface("engines of detection: `Engine`", ("transfer/detection/*/engine.py",)),
     "program": Interface(
         "the parsers of the entry points, for the reference",
