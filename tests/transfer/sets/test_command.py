@@ -80,12 +80,12 @@ def test_a_killed_run_is_resumed(place: Path, tmp_path: Path) -> None:
         "import os, signal, sys\n"
         "import excb.transfer.sets.running as running\n"
         "from excb.transfer.cli import main\n"
-        "inner, done = running.measure, []\n"
+        "inner, done = running.measure_set, []\n"
         "def measure(*args, **options):\n"
         "    if len(done) == 3: os.kill(os.getpid(), signal.SIGKILL)\n"
         "    done.append(0)\n"
         "    return inner(*args, **options)\n"
-        "running.measure = measure\n"
+        "running.measure_set = measure\n"
         "main(sys.argv[1:])\n"
     )
     words = command(place, tmp_path / "killed", "--quiet")
