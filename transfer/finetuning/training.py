@@ -82,6 +82,7 @@ HEADS = {
     "frozen": {
         "recipe": "few labels",
         "head": "logistic regression on frozen features",
+        "head_solver": "that of linear",  # results without it started from another standardisation, in float32
         "head_lr_per": "mean squared norm of frozen features",
         "batchnorm": "statistics of the checkpoint",
     },
