@@ -35,8 +35,10 @@ PRELOADED = [
     "excb.pretrain.loop",
     "excb.transfer.cli",
     "faiss",
+    "hypothesis",
     "matplotlib.backends.backend_agg",
     "matplotlib.figure",
+    "sklearn.neighbors",
     "tests.faults.deeds",
     "timm",
 ]
