@@ -20,7 +20,7 @@ from ..inference import statistics
 from ..protocol import Measurement
 from ..reporting.predictions import ImageScores
 from .files import InstanceFiles
-from .instance_set import FamilyName, InstanceSet
+from .layouts.instance_set import FamilyName, InstanceSet
 from .options import InstanceOptions
 from .ranking import in_memory, positions
 from .scores import PRECISION, Candidates, InstanceMeasurements, precision_at, trapezoid_precision, without_junk

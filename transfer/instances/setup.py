@@ -24,7 +24,7 @@ from excb.networks.preprocessing import Preprocessing
 from ..options import OwnSetOptions
 from ..task import Task, backbone_of, describe_images
 from .descriptors import DescriptorExtraction, DescriptorOptions, Descriptors, WholeImage, patch_side
-from .instance_set import InstanceLayout, InstanceSet
+from .layouts.instance_set import InstanceLayout, InstanceSet
 from .layouts.table import layout_of
 from .options import InstanceOptions, Mode
 from .ranking import StackedRows

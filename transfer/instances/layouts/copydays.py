@@ -8,7 +8,7 @@ from excb.errors import UserError
 from excb.images.image_set import ImageSet
 from excb.images.scanning import scan_folder
 
-from ..instance_set import InstanceLayout, InstanceSet, Truth
+from .instance_set import InstanceLayout, InstanceSet, Truth
 
 ORIGINALS = "original"
 KINDS = {"strong": "strong", "crops": "crops", "jpeg": "jpeg", "jpegqual": "jpeg"}  # folder -> kind of copies

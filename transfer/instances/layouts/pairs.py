@@ -9,7 +9,7 @@ from excb.errors import UserError
 from excb.images.image_set import EXTENSIONS, ImageSet
 from excb.images.scanning import scan_folder
 
-from ..instance_set import InstanceLayout, InstanceSet, Truth
+from .instance_set import InstanceLayout, InstanceSet, Truth
 
 QUERIES, REFERENCES, PAIRS = "queries", "references", "ground_truth.csv"
 HEADER = ["query_id", "reference_id"]

@@ -7,8 +7,8 @@ import numpy as np
 
 from excb.errors import UserError, require
 
-from ..instance_set import Box, CroppedImages, InstanceLayout, InstanceSet, Truth, existing_images
 from . import plain_pickle
+from .instance_set import Box, CroppedImages, InstanceLayout, InstanceSet, Truth, existing_images
 
 # For every protocol: which of the ground truth's lists are relevant, and which are left out. All else is wrong.
 PROTOCOLS = {

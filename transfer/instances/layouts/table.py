@@ -4,8 +4,8 @@ from pathlib import Path
 
 from excb.errors import UserError, nearest_name, require
 
-from ..instance_set import InstanceLayout
 from . import copydays, pairs, revisited
+from .instance_set import InstanceLayout
 
 LAYOUTS: tuple[InstanceLayout, ...] = (revisited.LAYOUT, copydays.LAYOUT, pairs.LAYOUT)
 

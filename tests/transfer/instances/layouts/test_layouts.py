@@ -9,7 +9,7 @@ import pytest
 from PIL import Image
 
 from excb.errors import UserError
-from excb.transfer.instances.instance_set import InstanceSet
+from excb.transfer.instances.layouts.instance_set import InstanceSet
 from excb.transfer.instances.layouts.table import layout_of
 from tests.transfer.instances.sets import QUERY_BOX, picture, save, write_copydays, write_pairs, write_revisited
 
@@ -64,7 +64,7 @@ def test_fingerprints_differ_with_boxes_and_truth(tmp_path: Path) -> None:
     ],
 )
 def test_wrong_truth_is_refused(tmp_path: Path, change: dict[str, Any], told: str) -> None:
-    with pytest.raises(UserError, match=f"no ground truth of ROxford or RParis .*{told}"):
+    with pytest.raises(UserError, match=f"is not a ground truth of ROxford or RParis .*{told}"):
         opened(write_revisited(tmp_path, [ENTRIES[0] | change, ENTRIES[1]]))
 
 
