@@ -29,7 +29,7 @@ PROGRAMS = {"excb-pretrain": excb_pretrain, "excb-eval": excb_eval, "excb-zoo": 
 # Documents of the repository that have a page here, under another name.
 PAGES = {
     "../CONTRIBUTING.md": "contributing.md",
-    "../excb/bundled/conv4_grocery/README.md": "reference/catalogue.md",
+    "../excb/bundled/conv4_photos/README.md": "reference/catalogue.md",
 }
 
 

@@ -1,7 +1,7 @@
 """Fine-tune a backbone with Lightning: `excb.load` gives the network and its preprocessing.
 
 Run: pip install lightning
-     python examples/lightning_finetune.py --data photos [--ckpt conv4_grocery] [--epochs 5]
+     python examples/lightning_finetune.py --data photos [--ckpt conv4_photos] [--epochs 5]
 photos/train and photos/test hold one folder per class.
 """
 
@@ -58,7 +58,7 @@ def main() -> None:
     """Train, then test."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--data", type=Path, required=True)
-    parser.add_argument("--ckpt", default="conv4_grocery", help="what excb.load takes")
+    parser.add_argument("--ckpt", default="conv4_photos", help="what excb.load takes")
     parser.add_argument("--epochs", type=int, default=5)
     args = parser.parse_args()
 

@@ -1,7 +1,7 @@
 """A copy-detection set from any folder of images: edited copies as queries, the originals as references, and the pairs.
 
 Run: python examples/make_copies.py photos copies [--queries 500]
-Then: excb-eval instances --ckpt conv4_grocery --data copies
+Then: excb-eval instances --ckpt conv4_photos --data copies
 
 Every fifth query is a copy of an image that is not a reference: nothing found for it is right. The same images
 give the same set: which image is edited in which way depends on its place in the sorted list only.

@@ -4,7 +4,7 @@ Run: pip install fastapi uvicorn python-multipart
      PHOTOS=photos uvicorn --app-dir examples search_service:app
      curl -F image=@query.jpg 'http://127.0.0.1:8000/search?k=5'
 
-The folder is embedded once, at the start; later starts read the cache. CKPT names the network (default: conv4_grocery).
+The folder is embedded once, at the start; later starts read the cache. CKPT names the network (default: conv4_photos).
 """
 
 import io
@@ -22,7 +22,7 @@ import excb
 @asynccontextmanager
 async def with_embeddings(app: FastAPI) -> AsyncIterator[None]:
     """Embed the folder before the first request."""
-    app.state.embeddings = excb.embed(os.environ.get("CKPT", "conv4_grocery"), os.environ["PHOTOS"])
+    app.state.embeddings = excb.embed(os.environ.get("CKPT", "conv4_photos"), os.environ["PHOTOS"])
     yield
 
 

@@ -1,6 +1,6 @@
 """A scikit-learn pipeline on frozen features: search its settings on train images, report accuracy on test images.
 
-Run: python examples/sklearn_pipeline.py --data photos [--ckpt conv4_grocery]
+Run: python examples/sklearn_pipeline.py --data photos [--ckpt conv4_photos]
 photos/train and photos/test hold one folder per class.
 """
 
@@ -20,7 +20,7 @@ def main() -> None:
     """Embed both sets, fit, and print the accuracy beside that of the most frequent class."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0] if __doc__ else None)
     parser.add_argument("--data", type=Path, required=True)
-    parser.add_argument("--ckpt", default="conv4_grocery", help="what excb.load takes")
+    parser.add_argument("--ckpt", default="conv4_photos", help="what excb.load takes")
     args = parser.parse_args()
 
     train, test = (excb.embed(args.ckpt, args.data / part) for part in ("train", "test"))

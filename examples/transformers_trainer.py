@@ -1,7 +1,7 @@
 """Fine-tune a backbone with the Trainer of Hugging Face Transformers.
 
 Run: pip install transformers accelerate
-     python examples/transformers_trainer.py --data photos [--ckpt conv4_grocery] [--epochs 5]
+     python examples/transformers_trainer.py --data photos [--ckpt conv4_photos] [--epochs 5]
 photos/train and photos/test hold one folder per class.
 """
 
@@ -46,7 +46,7 @@ def main() -> None:
     """Train, then evaluate."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--data", type=Path, required=True)
-    parser.add_argument("--ckpt", default="conv4_grocery", help="what excb.load takes")
+    parser.add_argument("--ckpt", default="conv4_photos", help="what excb.load takes")
     parser.add_argument("--epochs", type=int, default=5)
     parser.add_argument("--out", default="runs/finetuned")
     args = parser.parse_args()

@@ -23,7 +23,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         for word, (program, _, text) in PROGRAMS.items():
             print(f"  python -m excb {word:<8}  or {program:<13}  {text}")
         print("\n  python -m excb --report   versions and hardware, for a bug report (--json: as JSON)")
-        print('\nIn Python: `import excb; excb.load("conv4_grocery")`.')
+        print('\nIn Python: `import excb; excb.load("conv4_photos")`.')
         return 0
     if words in (["--report"], ["--report", "--json"], ["--json", "--report"]):
         facts = import_module("excb.report").environment_report()

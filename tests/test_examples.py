@@ -51,7 +51,7 @@ def test_a_set_of_copies(photos: Path, tmp_path: Path) -> None:
     printed = run("make_copies.py", photos / "train", "copies", "--queries", 20, folder=tmp_path)
     assert printed.startswith("20 queries, 4 of them without a reference, ")
     out = tmp_path / "out" / "copies.json"
-    words = ["instances", "--ckpt", "conv4_grocery", "--data", tmp_path / "copies", "--out", out, "--device", "cpu"]
+    words = ["instances", "--ckpt", "conv4_photos", "--data", tmp_path / "copies", "--out", out, "--device", "cpu"]
     assert main([*map(str, words), "--no-cache", "--workers", "0", "--json", "--quiet"]) == 0
     result = Result.read(out)
     assert set(result.per_class["copies_mAP"]) == {"crop", "flip", "jpeg", "strong"}

@@ -217,6 +217,7 @@ def _results(results: Sequence[Result]) -> list[str]:
             figure,
             value,
             "{} to {}".format(*result.intervals[figure]) if figure in result.intervals else "",
+            folder_name(str(_images_of(result, "test").get("root", ""))),
             f"{result.protocol} {result.protocol_hash}",
             result.environment.get("device", ""),
             f"{result.seconds / 3600:.3g}",
@@ -224,7 +225,7 @@ def _results(results: Sequence[Result]) -> list[str]:
         for result in results
         for figure, value in result.figures.items()
     ]
-    head = ["figure", "percent", "95 % interval", "protocol", "hardware", "hours"]
+    head = ["figure", "percent", "95 % interval", "test images", "protocol", "hardware", "hours"]
     return [markdown_table(head, rows), *map(_protocol, results)]
 
 

@@ -97,7 +97,7 @@ def test_one_name_for_the_three_programs(capsys: pytest.CaptureFixture[str]) -> 
     assert everything([]) == 0
     assert "python -m excb eval" in capsys.readouterr().out
     assert everything(["zoo", "list", "--json"]) == 0
-    assert "conv4_grocery" in capsys.readouterr().out
+    assert "conv4_photos" in capsys.readouterr().out
     assert everything(["evla"]) == 2
     assert "no program is called 'evla'; did you mean 'eval'?" in capsys.readouterr().err
 

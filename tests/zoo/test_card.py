@@ -108,8 +108,8 @@ def test_header_holds_what_was_measured_to_the_last_digit() -> None:
 def test_table_has_every_figure_with_protocol_interval_hardware_and_hours() -> None:
     text = card(ROW, [result()])
     protocol = f"knn {result().protocol_hash}"
-    assert ["knn_top1_k20", "57.3125", "55.4 to 59.25", protocol, "x86_64 CPU", "2"] in rows(text)
-    assert ["knn_top5_k20", "81.0", "", protocol, "x86_64 CPU", "2"] in rows(text)
+    assert ["knn_top1_k20", "57.3125", "55.4 to 59.25", "grocery/test", protocol, "x86_64 CPU", "2"] in rows(text)
+    assert ["knn_top5_k20", "81.0", "", "grocery/test", protocol, "x86_64 CPU", "2"] in rows(text)
     for line in (
         f"- train images: grocery/train 2640, hash {'a' * 64}",
         f"- test images: grocery/test 2485, hash {'b' * 64}",
@@ -246,7 +246,7 @@ def test_text_of_files_is_no_markup(tmp_path: Path) -> None:
     assert "\x1b" not in text
     assert "\u202e" not in text
     assert not re.search(r"(?<!\\)(\]\(|`code`|\*b\*)", shown)
-    assert {len(row) for row in rows(shown) if row[0] not in ("what", "---")} == {2, 6}
+    assert {len(row) for row in rows(shown) if row[0] not in ("what", "---")} == {2, 7}
     headings = [line for line in shown.splitlines() if line.startswith("#")]
     assert headings[:5] == ["# mine", "## Load", "## Training", "## Results", headings[4]]
     assert headings[5:] == ["## Licence", "## Cite"]

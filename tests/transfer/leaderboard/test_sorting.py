@@ -212,7 +212,7 @@ def test_files_and_folders_are_gathered_once(tmp_path: Path, capsys: pytest.Capt
     rows = [row for board in told["boards"] for group in board["groups"] for row in group["rows"] if row["weights"]]
     mine = [row for row in rows if row["model"] == "mine"]
     assert [row["sources"][0] for row in mine] == [{"text": "again.json", "address": "../in/again.json"}]
-    assert {row["model"] for row in rows} == {"mine", "conv4_grocery", "tiny_grocery"}
+    assert {row["model"] for row in rows} == {"mine", "conv4_photos", "tiny_grocery"}
     assert sorted(each.name for each in (tmp_path / "out").iterdir()) == [
         "leaderboard.csv",
         "leaderboard.html",

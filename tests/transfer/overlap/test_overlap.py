@@ -96,7 +96,7 @@ def test_hashes_alone_find_flips_and_jpegs_and_nothing_else(place: Path, capsys:
 
 
 def test_features_and_hashes_calibrated_find_every_copy(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    found = answer(capsys, words(place, "--ckpt", "conv4_grocery"))
+    found = answer(capsys, words(place, "--ckpt", "conv4_photos"))
     assert expected() <= named(found["pairs"])
     exact = [pair for pair in found["pairs"] if "same" in pair["test"] and pair["train"].endswith("02.png")]
     assert [pair["cosine"] for pair in exact] == [1.0] * 3
@@ -109,9 +109,9 @@ def test_features_and_hashes_calibrated_find_every_copy(place: Path, capsys: pyt
 def test_knn_with_and_without_them_is_that_of_a_loop(
     place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    line = words(place, "--ckpt", "conv4_grocery", "--cosine", "1", "--bits", "10", "--calibrate", "0")
+    line = words(place, "--ckpt", "conv4_photos", "--cosine", "1", "--bits", "10", "--calibrate", "0")
     found = answer(capsys, line)["figures"]
-    backbone = excb.load("conv4_grocery")
+    backbone = excb.load("conv4_photos")
 
     def features(part: str, keep: str) -> tuple[np.ndarray, list[str]]:
         files = [file for file in sorted((place / part).rglob("*.*")) if re.match(keep, file.name)]
@@ -131,7 +131,7 @@ def test_other_classes_and_no_labels_give_no_knn_figure(
     (tmp_path / "flat").mkdir()
     for file in (place / "test").rglob("*.*"):
         (tmp_path / "flat" / f"{file.parent.name}_{file.name}").write_bytes(file.read_bytes())
-    line = ["--ckpt", "conv4_grocery", "--cosine", "1", "--bits", "10", "--calibrate", "0"]
+    line = ["--ckpt", "conv4_photos", "--cosine", "1", "--bits", "10", "--calibrate", "0"]
     found = answer(capsys, words(tmp_path, *line, train=str(place / "train"), test="flat"))
     assert list(found["figures"]) == ["overlap_images"]
     assert len(found["pairs"]) == len(expected(BY_HASH))
@@ -155,7 +155,7 @@ def test_unreadable_images_are_left_out(place: Path, tmp_path: Path, capsys: pyt
     for file in (place / "test" / "ant").iterdir():
         (tmp_path / file.name).write_bytes(file.read_bytes())
     (tmp_path / "broken.png").write_bytes(b"no image")
-    line = ["--ckpt", "conv4_grocery", "--cosine", "1", "--bits", "10", "--calibrate", "0"]
+    line = ["--ckpt", "conv4_photos", "--cosine", "1", "--bits", "10", "--calibrate", "0"]
     found = answer(capsys, words(place, *line, test=str(tmp_path)))
     assert found["data"]["test"]["images"] == 8
     assert {(f"ant/{pair['test']}", pair["train"]) for pair in found["pairs"]} == {
@@ -165,7 +165,7 @@ def test_unreadable_images_are_left_out(place: Path, tmp_path: Path, capsys: pyt
 
 def test_result_list_and_page_are_written(place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "overlap.json"
-    assert main(words(place, "--ckpt", "conv4_grocery", "--out", str(out))) == 0
+    assert main(words(place, "--ckpt", "conv4_photos", "--out", str(out))) == 0
     printed = capsys.readouterr().out
     assert "of 24 test images overlap with 60 train images" in printed
     result = Result.read(out)
@@ -183,7 +183,7 @@ def test_result_list_and_page_are_written(place: Path, tmp_path: Path, capsys: p
 @pytest.mark.browser
 def test_the_page_in_a_browser_fits_a_phone_and_asks_for_nothing(place: Path, tmp_path: Path) -> None:
     out = tmp_path / "overlap.json"
-    assert main(words(place, "--ckpt", "conv4_grocery", "--out", str(out), "--json")) == 0
+    assert main(words(place, "--ckpt", "conv4_photos", "--out", str(out), "--json")) == 0
     with chromium() as page:
         for width, phone in ((1280, False), (390, True)):
             page.size(width, 900, phone=phone)
@@ -199,7 +199,7 @@ def test_the_page_in_a_browser_fits_a_phone_and_asks_for_nothing(place: Path, tm
         (["--test", ""], "name both sets of images: --train SOURCE --test SOURCE"),
         (["--out", "a.html"], "--out a.html: the result is written to a file that ends in .json"),
         (["--cosine", "0.5"], "--cosine is of features: name a checkpoint with --ckpt"),
-        (["--cosine", "80", "--ckpt", "conv4_grocery"], "--cosine must be above -1 and at most 1"),
+        (["--cosine", "80", "--ckpt", "conv4_photos"], "--cosine must be above -1 and at most 1"),
         (["--bits", "65"], "--bits must lie in 0 to 64, such as 8, not 65"),
         (["--k", "0"], "--k must be at least 1"),
         (["--calibrate", "-1"], "--calibrate must be at least 0"),
@@ -222,7 +222,7 @@ def test_two_processes_give_the_answer_of_one(place: Path, tmp_path: Path) -> No
     results = []
     for processes in (1, 2):
         out = tmp_path / f"{processes}.json"
-        line = words(place, "--ckpt", "conv4_grocery", "--out", str(out))
+        line = words(place, "--ckpt", "conv4_photos", "--out", str(out))
         assert (main(line) if processes == 1 else launch("excb.transfer.cli", line, 2)) == 0
         results.append((Result.read(out).figures, out.with_name(f"{processes}.pairs.csv").read_text()))
     assert results[0] == results[1]

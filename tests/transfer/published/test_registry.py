@@ -45,7 +45,7 @@ DIGESTS = {
     "shelf": "c5ed00033ff505b8",
     "efficient_probing": "7c28e85957588bee",
     "tiny_grocery": "3a50bc97eb937c80",
-    "conv4_grocery": "c9a4f8cf179d252d",
+    "conv4_photos": "be7533607228adc0",
 }
 
 
@@ -145,18 +145,18 @@ def test_claims_are_about_rows_of_the_catalogue() -> None:
         assert (row.method, row.architecture.name) == (claim.method, claim.architecture), claim.id
 
 
-def test_claims_of_our_own_are_those_of_the_result_files() -> None:
-    for name in ("knn", "linear"):
-        text = (BUNDLED / "tiny_grocery" / "results" / f"{name}.json").read_text(encoding="utf-8")
-        result = Result.from_json(text)
-        ours = select(f"tiny_grocery/{name}", claims())
-        assert ours
-        assert all(str(result.figures[claim.figure]) == claim.value for claim in ours)
-        data = ours[0].data
+@pytest.mark.parametrize("checkpoint", ["tiny_grocery", "conv4_photos"])
+def test_claims_of_our_own_are_those_of_the_result_files(checkpoint: str) -> None:
+    ours = select(checkpoint, claims())
+    files = {claim.source for claim in ours}
+    assert {BUNDLED.parents[1] / file for file in files} >= {*(BUNDLED / checkpoint / "results").glob("*knn.json")}
+    for claim in ours:
+        result = Result.from_json((BUNDLED.parents[1] / claim.source).read_text(encoding="utf-8"))
+        assert str(result.figures[claim.figure]) == claim.value
         for part in ("train", "test"):
-            assert result.data[part]["fingerprint"] == getattr(data, f"{part}_fingerprint")
-            assert result.data[part]["images"] == getattr(data, part)
-        assert result.data["classes"] == data.classes
+            assert result.data[part]["fingerprint"] == getattr(claim.data, f"{part}_fingerprint")
+            assert result.data[part]["images"] == getattr(claim.data, part)
+        assert result.data["classes"] == claim.data.classes
 
 
 def test_recipes_train_what_is_claimed() -> None:
