@@ -100,6 +100,18 @@ def _facts(folder: Path) -> dict[str, Any]:
         raise UserError(f"{file} was not written by `excb-zoo export` ({error})") from None
 
 
+# The Hub's name of the task that a figure is of, by what the figure's name begins with; all others are classification.
+_TASKS = {
+    ("bbox_", "segm_", "voc_"): "object-detection",
+    ("dense_",): "image-segmentation",
+    ("retrieval_", "revisited_", "copies_"): "image-feature-extraction",
+}
+
+
+def _task_of(figure: str) -> str:
+    return next((task for names, task in _TASKS.items() if figure.startswith(names)), "image-classification")
+
+
 def _header(checkpoint: Checkpoint, facts: dict[str, Any], results: Sequence[Result]) -> str:
     from huggingface_hub import EvalResult, ModelCardData
 
@@ -108,7 +120,7 @@ def _header(checkpoint: Checkpoint, facts: dict[str, Any], results: Sequence[Res
         images = line(folder_name(str(_images_of(result, "test").get("root", "")))) or "unknown"
         measured += [
             EvalResult(
-                task_type="object-detection" if "AP" in figure else "image-classification",
+                task_type=_task_of(figure),
                 dataset_type=images[3:] if images.startswith("hf:") else re.sub(r"[^\w.-]+", "-", images),
                 dataset_name=images,
                 metric_type="accuracy" if re.search(r"_top[15](_|$)", figure) else line(figure),

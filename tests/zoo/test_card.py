@@ -84,6 +84,21 @@ def rows(text: str) -> list[list[str]]:
     return [[re.sub(r"\\(.)", r"\1", cell.strip()) for cell in cells] for cells in split]
 
 
+@pytest.mark.parametrize(
+    ("figure", "task"),
+    [
+        ("bbox_AP50", "object-detection"),
+        ("dense_knn_miou", "image-segmentation"),
+        ("retrieval_mAP", "image-feature-extraction"),
+        ("knn_mAP_k20", "image-classification"),
+        ("linear_top1", "image-classification"),
+    ],
+)
+def test_a_figure_is_of_the_task_that_it_measures(figure: str, task: str) -> None:
+    text = card(ROW, [result(figures={figure: 12.5}, intervals={})])
+    assert header(text)["model-index"][0]["results"][0]["task"]["type"] == task
+
+
 def test_header_holds_what_was_measured_to_the_last_digit() -> None:
     second = result(protocol="linear", figures={"linear_top1": 61.02}, intervals={})
     values = header(card(ROW, [result(), second]))
