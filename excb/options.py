@@ -13,7 +13,7 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 from excb.errors import UserError, nearest_name, require
 
 REQUIRED = dataclasses.MISSING  # the default of an option that has none
-_KINDS = {bool: "True or False", int: "a whole number", float: "a number", str: "text", Path: "a path"}
+_KINDS = {int: "a whole number", float: "a number", str: "text", Path: "a path"}
 
 
 def option(
@@ -109,11 +109,10 @@ def _tuple(name: str, value: Any, parts: tuple[Any, ...]) -> tuple[Any, ...]:
 
 
 def _scalar(name: str, value: Any, kind: Any) -> Any:
-    wrong = UserError(f"{name} takes {_KINDS.get(kind, kind)}, not {value!r}")
     if kind is bool:
-        if not isinstance(value, bool):
-            raise wrong
+        require(isinstance(value, bool), f"{name} is true or false, not {value!r}")
         return value
+    wrong = UserError(f"{name} takes {_KINDS.get(kind, kind)}, not {value!r}")
     if kind in (int, float):
         if isinstance(value, bool | str) or (kind is float and not hasattr(value, "__float__")):
             raise wrong
@@ -121,7 +120,9 @@ def _scalar(name: str, value: Any, kind: Any) -> Any:
             number = operator.index(value) if kind is int else float(value)
         except TypeError:
             raise wrong from None
-        require(math.isfinite(number), f"{name} takes a finite number, not {value!r}")
+        except OverflowError:  # a whole number beyond float64
+            number = math.inf
+        require(kind is int or math.isfinite(number), f"{name} takes a finite number, not {value!r}")
         return number
     if kind in (str, Path):
         if not isinstance(value, str | os.PathLike):

@@ -2,19 +2,16 @@
 
 import dataclasses
 import json
-import math
-import numbers
-import os
 import types
 import typing
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Any
 
 from excb.errors import UserError, nearest_name, require
 from excb.files import json_text
 from excb.networks.architecture import known_options
-from excb.options import field_types
+from excb.options import converted, field_types
 
 from .recipe import Recipe
 from .recipes import ALIASES, RECIPES
@@ -125,43 +122,12 @@ def value_of_text(text: str, annotation: Any) -> Any:
 
 
 def checked_value(value: Any, annotation: Any, name: str) -> Any:
-    """A value as a field of this type holds it, converted where nothing is lost: 1 to 1.0, a list to a tuple.
+    """A value as a field of this type holds it (`excb.options.converted`); a dictionary as JSON gives it back.
 
     Raises:
         UserError: it is of another type; the message names one that is not.
     """
-    origin, parts = typing.get_origin(annotation), typing.get_args(annotation)
-    if origin in (types.UnionType, typing.Union):
-        return None if value is None else checked_value(value, parts[0], name)
-    if origin is tuple:
-        several = parts[-1] is Ellipsis
-        size = "a list" if several else f"{len(parts)} numbers separated by commas"
-        fits = isinstance(value, list | tuple) and (several or len(value) == len(parts))
-        require(fits, f"{name} takes {size}, not {value!r}")
-        return tuple(checked_value(item, parts[0], name) for item in value)
-    if origin is Literal:
-        hint = nearest_name(str(value), parts)
-        require(value in parts, f"{name} must be one of {', '.join(parts)}, not {value!r}{hint}")
-        return value
-    return _check_json(value, name) if origin is dict else _check_scalar(value, annotation, name)
-
-
-def _check_scalar(value: Any, kind: type[int] | type[float] | type[str], name: str) -> bool | float | str:
-    if kind is bool:
-        require(isinstance(value, bool), f"{name} is true or false, not {value!r}")
-        return bool(value)
-    if kind is str:
-        text = os.fspath(value) if isinstance(value, str | os.PathLike) else None
-        require(isinstance(text, str), f"{name} takes text, not {value!r}")
-        return str(text)
-    number, title = (numbers.Integral, "a whole number") if kind is int else (numbers.Real, "a number")
-    require(isinstance(value, number) and not isinstance(value, bool), f"{name} takes {title}, not {value!r}")
-    try:
-        converted = kind(value)
-    except OverflowError:  # a whole number beyond float64
-        converted = math.inf
-    require(math.isfinite(float(converted)), f"{name} takes a finite number, not {str(value)!r}")
-    return converted
+    return _check_json(value, name) if typing.get_origin(annotation) is dict else converted(name, value, annotation)
 
 
 def _check_json(value: Any, name: str) -> dict[str, Any]:

@@ -81,7 +81,7 @@ def test_text_and_paths_stay_as_they_are(text: str) -> None:
         ({"many": [1, "2"]}, "many takes a whole number, not '2'"),
         ({"batch": "all"}, "batch must be one of auto, not 'all'"),
         ({"kind": "B"}, "kind must be one of a, b, not 'B'"),
-        ({"quick": 1}, "quick takes True or False, not 1"),
+        ({"quick": 1}, "quick is true or false, not 1"),
         ({"rename": "a=b"}, "rename takes a dictionary, not 'a=b'"),
         ({"cuont": 3}, "sample has no option cuont; did you mean 'count'?"),
         ({"json": True}, "json is not an option in Python: print it yourself"),
