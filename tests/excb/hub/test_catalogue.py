@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 import excb
 from excb.errors import UserError
 from excb.files import toml
-from excb.hub import catalogue
+from excb.hub import catalogue, rules
 from excb.hub.catalogue import Checkpoint, Figure, add, checkpoints, damaged, find, find_at, to_toml
 from excb.networks.architecture import POSITIONS, TORCHVISION, Architecture
 from excb.networks.preprocessing import IMAGENET_STD, Preprocessing
@@ -514,7 +514,7 @@ def test_a_damaged_catalogue_is_named_and_never_written_over(zoo: Path, text: st
 def checked(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
     """The names of the rows that are checked from now on."""
     names: list[str] = []
-    usual = catalogue.check_row
+    usual = rules.check_row
 
     def check(values: dict[str, Any]) -> None:
         names.append(values["name"])
