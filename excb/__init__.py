@@ -20,12 +20,12 @@ _PUBLIC = {
     "Embeddings": "excb.transfer.embeddings.embeddings",
     "Result": "excb.transfer.evaluate",
     "Run": "excb.pretrain.train",
-    "compare": "excb.transfer.doors",
-    "embed": "excb.transfer.doors",
+    "compare": "excb.transfer.api",
+    "embed": "excb.transfer.api",
     "evaluate": "excb.transfer.evaluate",
-    "leaderboard": "excb.transfer.doors",
+    "leaderboard": "excb.transfer.api",
     "plan": "excb.pretrain.train",
-    "reproduce": "excb.transfer.doors",
+    "reproduce": "excb.transfer.api",
     "train": "excb.pretrain.train",
 }
 __all__ = [

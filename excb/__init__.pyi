@@ -9,10 +9,10 @@ from excb.method import ExCB as ExCB
 from excb.pretrain.train import Run as Run
 from excb.pretrain.train import plan as plan
 from excb.pretrain.train import train as train
-from excb.transfer.doors import compare as compare
-from excb.transfer.doors import embed as embed
-from excb.transfer.doors import leaderboard as leaderboard
-from excb.transfer.doors import reproduce as reproduce
+from excb.transfer.api import compare as compare
+from excb.transfer.api import embed as embed
+from excb.transfer.api import leaderboard as leaderboard
+from excb.transfer.api import reproduce as reproduce
 from excb.transfer.embeddings.embedder import Embedder as Embedder
 from excb.transfer.embeddings.embeddings import Embeddings as Embeddings
 from excb.transfer.evaluate import Result as Result

@@ -61,7 +61,7 @@ MISTAKES = [
     ("excb-eval knn --ckpt {run} --train {flat} --test {flat}", ("has no classes", "sub-folder")),
     ("excb-eval knn --ckpt {run} --train {photos}/train --test {other}", ("classes", "the same folders")),
     ("excb-eval knn --ckpt {run} --data {photos} --out {here}", ("is a folder", "name a file")),
-    ("excb-eval compare {notes} {notes}", ("notes.txt", "no result")),
+    ("excb-eval compare {notes} {notes}", ("notes.txt", "is not a result")),
     # the wrong machine, size or number
     ("excb-pretrain rn18_small --data {photos}/train/ant optim.batch=64", ("batch of 64", "lower optim.batch")),
     ("excb-pretrain rn18_small --data {photos} --gpus -1", ("--gpus takes 0",)),

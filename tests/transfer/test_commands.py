@@ -187,7 +187,7 @@ def test_compare_says_whether_a_difference_is_real(
         (("semisup", "--percent", "10", "--frozen", "--epochs", "3"), "which has no --epochs: leave it out"),
         (("semisup", "--percent", "10", "--frozen", "--head-lr", "1"), "which has no --head-lr: leave it out"),
         (("finetune", "--fraction", "0.5", "--split-file", "names.txt"), "so --fraction has no use: leave one out"),
-        (("linear", "--state", "."), "is a folder: name a file in it"),
+        (("linear", "--protocol", "resnet", "--state", "."), "is a folder: name a file in it"),
     ],
 )
 def test_options_without_use_are_refused(

@@ -604,7 +604,7 @@ def test_a_catalogue_that_cannot_be_locked_is_one_line(zoo: Path) -> None:
 def test_a_row_that_could_not_be_read_again_is_not_written(zoo: Path) -> None:
     with pytest.raises(UserError, match="note must be one line"):
         add(row(note="two\nlines"), zoo / "catalogue.toml")
-    with pytest.raises(UserError, match="no name for a checkpoint"):
+    with pytest.raises(UserError, match="is not a name for a checkpoint"):
         add(row("../up"), zoo / "catalogue.toml")
     with pytest.raises(UserError, match="TOML cannot hold None"):
         add(row(architecture=Architecture("vit_small", {"act_layer": None})), zoo / "catalogue.toml")

@@ -210,7 +210,7 @@ def test_first_losses_fall_and_leave_nothing(data: Path, tmp_path: Path) -> None
 
 
 def test_the_engine_is_found_by_name() -> None:
-    assert open_engine("torchvision").train is torchvision_engine.train_detector
+    assert open_engine("torchvision").train_detector is torchvision_engine.train_detector
     assert all(isinstance(text, str) for text in open_engine("torchvision").differences)
 
 
