@@ -27,7 +27,7 @@ def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def run(program: str, *arguments: object, folder: Path) -> str:
     """The output of a script."""
-    command = [sys.executable, EXAMPLES / program, *arguments]
+    command = [sys.executable, str(EXAMPLES / program), *map(str, arguments)]
     inherited = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
     done = forked.run(command, cwd=folder, env=inherited, capture_output=True, check=False, text=True, timeout=300)
     assert done.returncode == 0, done.stderr

@@ -115,5 +115,5 @@ def test_whoever_starts_a_new_interpreter_says_why() -> None:
             code = "\n".join(text.splitlines()[block.lineno - 1 : block.end_lineno])
             starts = isinstance(block, ast.FunctionDef) and "sys.executable" in code and "forked." not in code
             if starts and not re.search("new[ _]interpreter", code, re.IGNORECASE):
-                silent.append(f"{file.relative_to(ROOT)}: {block.name}")
+                silent.append(f"{file.relative_to(ROOT)}, line {block.lineno}")
     assert silent == []

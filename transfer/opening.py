@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from excb.console import Reporter
 from excb.errors import UserError
 
-from .options import LabelledOptions, PassOptions
+from .options import LabelledImageOptions, LabelledOptions, PassOptions
 
 if TYPE_CHECKING:
     import torch
@@ -39,7 +39,7 @@ def labelled(
 
 
 def labelled_images(
-    shared: LabelledOptions, reporter: Reporter, *, multilabel: bool = False
+    shared: LabelledImageOptions, reporter: Reporter, *, multilabel: bool = False
 ) -> "tuple[Images, Images]":
     """The train and the test images that options name; all ranks call this.
 

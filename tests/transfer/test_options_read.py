@@ -103,7 +103,7 @@ def recording(kind: type[Any], read: set[str]) -> type[Any]:
     def get(self: Any, name: str) -> Any:
         if not name.startswith("_") and _counts(sys._getframe(1)):
             read.add(name)
-        return kind.__getattribute__(self, name)
+        return object.__getattribute__(self, name)
 
     return type(kind.__name__, (kind,), {"__getattribute__": get})
 

@@ -13,10 +13,11 @@ from excb.errors import UserError, is_rank0
 from excb.results.result import interval_text
 
 from ..opening import labelled_images, task_on, warn_of_unknown
+from ..options import PassOptions
 from ..protocols import kind_of
 from ..runner import refuse_results_among
 from ..shell import Shell, shell_command
-from .options import SuiteOptions, suite_options
+from .options import SuiteOptions, options_of, suite_options
 
 if TYPE_CHECKING:
     import torch
@@ -34,22 +35,17 @@ def _work(given: list[Any], shell: Shell, device: "torch.device") -> int:
 
     options: SuiteOptions = given[0]
     reporter = shell.reporter
+    _check(options, shell)
     train, test = labelled_images(options, reporter)
     if shell.out is not None:
         refuse_results_among((train, test), shell.out)
-    elif not shell.dry_run:
-        raise UserError.on_all_ranks("name the folder for results and report with --out DIR")
 
     def open_task(checkpoint: str) -> "Task":
-        return task_on(replace(options, ckpt=checkpoint), train, test, device)
+        return task_on(replace(options_of(options, PassOptions), ckpt=checkpoint), train, test, device)
 
     def run(checkpoint: str, task: "Task") -> "RunStep":
         return partial(_run, checkpoint=checkpoint, task=task, reporter=reporter)
 
-    if options.own_preprocessing and len(options.ckpt) == 1:
-        raise UserError.on_all_ranks(
-            "--own-preprocessing is of several checkpoints, and --ckpt names one: leave it out"
-        )
     if len(options.ckpt) > 1:
         return _several(options, shell, open_task, run)
     task = open_task(options.ckpt[0])
@@ -67,6 +63,16 @@ def _work(given: list[Any], shell: Shell, device: "torch.device") -> int:
             reporter.answer(note)
     _raise_failure(outcomes)
     return 0
+
+
+def _check(options: SuiteOptions, shell: Shell) -> None:
+    """Refuse options without a use, and a missing folder, before images are listed."""
+    if shell.out is None and not shell.dry_run:
+        raise UserError.on_all_ranks("name the folder for results and report with --out DIR")
+    if options.own_preprocessing and len(options.ckpt) == 1:
+        raise UserError.on_all_ranks(
+            "--own-preprocessing is of several checkpoints, and --ckpt names one: leave it out"
+        )
 
 
 def _several(

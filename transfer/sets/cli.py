@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 from excb.errors import UserError, is_rank0
 
+from ..every.options import options_of
 from ..opening import task_on
+from ..options import PassOptions
 from ..runner import refuse_results_among
 from ..shell import Shell, shell_command
 from .options import SetsOptions
@@ -69,7 +71,7 @@ def _candidates(options: SetsOptions, sets: "Sets", device: "torch.device") -> "
     first = sets.opened[0]
 
     def open_task(checkpoint: str) -> "Task":
-        return task_on(replace(options, ckpt=checkpoint), first.train, first.test, device)
+        return task_on(replace(options_of(options, PassOptions), ckpt=checkpoint), first.train, first.test, device)
 
     preparation = Preparation(open_task, own=options.own_preprocessing)
     twins: dict[str, Candidate] = {}

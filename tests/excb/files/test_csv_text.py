@@ -7,7 +7,7 @@ from excb.files.csv_text import csv_table
 
 
 def test_rows_are_read_back_and_nothing_is_a_formula() -> None:
-    rows = [["a,b", 'quoted "text"', "line\nbreak", -1.5, None], ["=1+1", "+1", "-1", "@x", "\t="]]
+    rows: list[list[object]] = [["a,b", 'quoted "text"', "line\nbreak", -1.5, None], ["=1+1", "+1", "-1", "@x", "\t="]]
     head, first, second = csv.reader(io.StringIO(csv_table(list("vwxyz"), rows), newline=""))
     assert head == list("vwxyz")
     assert first == ["a,b", 'quoted "text"', "line\nbreak", "-1.5", ""]
