@@ -66,7 +66,7 @@ _TRITON_TYPES = {
     torch.int64: "i64",
     torch.uint8: "u8",
 }
-_NO_PRODUCTS = ("merge", "colours", "finish")  # kernels that multiply no matrices
+_NO_PRODUCTS = ("merge", "colour_kernel", "finish_kernel")  # kernels that multiply no matrices
 
 
 @dataclass(frozen=True)

@@ -198,7 +198,7 @@ def test_show_and_list_name_method_and_teachers(tmp_path: Path, home: Path, caps
     home.mkdir(exist_ok=True)
     folder.rename(home / "mine")
     assert main(["list", "--method", "distillation", "--json"]) == 0
-    (row,) = json.loads(capsys.readouterr().out)
+    row = next(each for each in json.loads(capsys.readouterr().out) if each["name"] == "mine")
     assert (row["name"], row["method"]) == ("mine", "distillation")
 
 

@@ -445,7 +445,7 @@ def test_a_file_that_lacks_a_part_is_no_whole_checkpoint(tmp_path: Path, lacking
         "preprocessing": {},
     }
     assert reading.read(written(tmp_path / "step-1.pt", **contents)).tensors.keys() == {"a"}
-    with pytest.raises(UserError, match=r"no whole checkpoint of a run .*: use another one"):
+    with pytest.raises(UserError, match=r"is not a whole checkpoint of a run .*: use another one"):
         reading.read(written(tmp_path / "step-2.pt", **contents | {lacking: None}))
 
 

@@ -499,7 +499,7 @@ def test_sizes_that_cannot_be() -> None:
     tiny = Architecture("timm:vit_tiny_patch16_224", VIT)
     with pytest.raises(UserError, match=r"50 is not a multiple of the patches' 8 x 8 pixels of timm.*choose 48"):
         sized(tiny, 50)
-    with pytest.raises(UserError, match=r"no multiple of the patches' 8 x 16 pixels"):
+    with pytest.raises(UserError, match=r"is not a multiple of the patches' 8 x 16 pixels"):
         sized(Architecture(tiny.name, VIT | {"patch_size": (8, 16)}), 40)
     for size in (0, -8, 32.0, "32", True):
         wrong: Any = size

@@ -457,7 +457,7 @@ def kernels_agree() -> None:
 def test_compiled_kernels_neither_spill_nor_exceed_their_gpu(architecture: int) -> None:
     compiled = list(compile_augmentation(architecture))
     assert {kernel: fault for kernel in compiled if (fault := kernel.fault())} == {}
-    assert [kernel.kernel for kernel in compiled] == ["colours", "finish"]
+    assert [kernel.kernel for kernel in compiled] == ["colour_kernel", "finish_kernel"]
 
 
 @needs_triton

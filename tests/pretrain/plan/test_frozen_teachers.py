@@ -15,12 +15,14 @@ from excb import method
 from excb.console import Reporter
 from excb.errors import UserError
 from excb.images.scanning import scan_folder
+from excb.options import field_types
 from excb.pretrain.__main__ import main
 from excb.pretrain.distil import similarities
 from excb.pretrain.distil.interface import Targets
 from excb.pretrain.distil.kept import BATCH, features_of_teacher
 from excb.pretrain.distil.teachers import Teacher, ViewTargets
 from excb.pretrain.initialise import build_model
+from excb.pretrain.overrides import find_recipe, value_of_text
 from excb.pretrain.plan import frozen_teachers
 from excb.pretrain.plan import plan as planning
 from excb.pretrain.plan.flops import communication, count
@@ -240,10 +242,12 @@ class Undecided(taught.Plain):
 
 def small_values(**distil: Any) -> dict[str, Any]:
     sections: dict[str, dict[str, Any]] = {"distil": distil}
+    recipe = find_recipe("distil")
     for word in taught.SMALL:
-        name, _, value = word.partition("=")
+        name, _, text = word.partition("=")
         section, _, field = name.partition(".")
-        sections.setdefault(section, {})[field] = value
+        kind = field_types(type(getattr(recipe, section)))[field]
+        sections.setdefault(section, {})[field] = value_of_text(text, kind)
     return sections | {"model": taught.CONV}
 
 
