@@ -151,10 +151,9 @@ def test_values_are_those_of_the_command_line() -> None:
 )
 def test_a_value_from_python_keeps_its_meaning(name: str, given: Any, held: Any) -> None:
     section, field = name.split(".")
+    sections: dict[str, Any] = {section: {field: given}}
     value = getattr(
-        getattr(
-            changed_recipe("distil" if section == "distil" else "quickstart", **{section: {field: given}}), section
-        ),
+        getattr(changed_recipe("distil" if section == "distil" else "quickstart", **sections), section),
         field,
     )
     assert (value, type(value)) == (held, type(held))

@@ -55,7 +55,7 @@ References = Literal["untrained", "pixels"]
 
 def evaluation(place: Path, run: str = "cnn", *references: References, **given: Any) -> Evaluation:
     """Of k-NN with three neighbours, unless `given` says otherwise."""
-    own = {"heads": ("knn",), "k": 3} | given
+    own: dict[str, Any] = {"heads": ("knn",), "k": 3} | given
     asked: dict[str, Any] = dict.fromkeys(references, True)
     shared = OwnSetOptions(ckpt=place / run, device="cpu", batch_size=4, workers=0, no_cache=True, **asked)
     return Evaluation(DENSE, shared, DenseOptions(data=place / "set", **own))

@@ -65,7 +65,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def evaluation(
     place: Path, data: str, run: str = "run", shared: dict[str, Any] | None = None, **own: Any
 ) -> Evaluation:
-    usual = {"ckpt": place / run, "device": "cpu", "workers": 0, "no_cache": True} | (shared or {})
+    usual: dict[str, Any] = {"ckpt": place / run, "device": "cpu", "workers": 0, "no_cache": True} | (shared or {})
     return Evaluation(INSTANCES, OwnSetOptions(**usual), InstanceOptions(data=place / data, **own))
 
 
@@ -316,10 +316,10 @@ def test_all_settings_are_in_the_hash(place: Path) -> None:
 @pytest.mark.parametrize("mode", ["resize", "longer"])
 def test_half_precision_is_taken_and_checked(place: Path, monkeypatch: pytest.MonkeyPatch, mode: str) -> None:
     halved: dict[str, Any] = {"feature_precision": "bf16"}
-    rows = [
-        evaluation(place, "pairs", "run", shared, mode=mode).open(torch.device("cpu"), QUIET).descriptors(QUIET)[1]
-        for shared in ({}, halved)
+    tasks: list[Any] = [
+        evaluation(place, "pairs", "run", shared, mode=mode).open(torch.device("cpu"), QUIET) for shared in ({}, halved)
     ]
+    rows = [each.descriptors(QUIET)[1] for each in tasks]
     assert not torch.equal(*rows)
     assert F.cosine_similarity(*rows).min() > 0.999
     result, _ = measured(place, "pairs", "run", halved, mode=mode)

@@ -158,7 +158,7 @@ def by_sets(strengths: tuple[float, ...], train: Any, test: Any) -> float:
 
 def by_robustness(strengths: tuple[float, ...], train: Any, test: Any) -> float:
     penalties = [1 / (C * len(train[0])) for C in strengths]
-    found = clean_head.fit_head(*train, 12, penalties, seed=0, device=CPU)
+    found = clean_head.fit_head(train[0], train[1], 12, penalties, seed=0, device=CPU)
     return float((found.logits(test[0]).argmax(1) == test[1]).double().mean())
 
 
