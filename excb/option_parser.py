@@ -4,10 +4,11 @@ import argparse
 import dataclasses
 import types
 import typing
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, TypeVar, get_args, get_origin
 
+from excb.cli import Parser
 from excb.errors import UserError, nearest_name
 from excb.options import REQUIRED, converted, field_types
 
@@ -108,6 +109,29 @@ class _Pairs(argparse.Action):
         setattr(namespace, self.dest, {**dict(getattr(namespace, self.dest) or {}), name: value})
 
 
+def given_flags(options: Any, *names: str) -> list[str]:
+    """The flags of those options that differ from their defaults."""
+    every = {field.name: field for field in dataclasses.fields(options)}
+    return [flag_of(every[name]) for name in names if getattr(options, name) != every[name].default]
+
+
+def of_words(options: type[O], words: Sequence[str], *, program: str) -> O:
+    """The options that the words of a command line set.
+
+    Args:
+        options: the dataclass.
+        words: without the program.
+        program: for messages.
+
+    Raises:
+        UserError: the words are none of its options, or one without a default is missing.
+    """
+    parser = Parser(prog=program, allow_abbrev=False)
+    parser.helps = False
+    add_option_fields(parser, options)
+    return of_arguments(options, parser.parse_args(words))
+
+
 def of_arguments(options: type[O], args: argparse.Namespace) -> O:
     """The options that a command line has; lists become tuples."""
     fields = dataclasses.fields(options)  # type: ignore[arg-type]
@@ -152,12 +176,12 @@ def of_values(
     return options(**given)
 
 
-def to_words(options: Any, names: Collection[str]) -> list[str]:
-    """The words of a command line that set these fields, where they differ from their defaults."""
+def to_words(options: Any) -> list[str]:
+    """The words of a command line that set the options which differ from their defaults."""
     words = list[str]()
     for field in dataclasses.fields(options):
         value = getattr(options, field.name)
-        if field.name not in names or value == field.default:
+        if value == field.default:
             continue
         flag = flag_of(field)
         if isinstance(value, bool):

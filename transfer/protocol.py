@@ -7,16 +7,15 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, cast
+from typing import TYPE_CHECKING, Any, Literal
 
 from excb.errors import UserError, is_rank0
-from excb.option_parser import flag_of
+from excb.option_parser import given_flags
 
 from .options import REFERENCES
 
 if TYPE_CHECKING:
     import torch
-    from _typeshed import DataclassInstance
 
     from excb.console import Reporter
     from excb.features.extraction import Extraction
@@ -119,8 +118,7 @@ class ProtocolOptions:
 
     def given(self, *names: str) -> list[str]:
         """The flags of those options that differ from their defaults."""
-        every = {field.name: field for field in fields(cast("DataclassInstance", self))}
-        return [flag_of(every[name]) for name in names if getattr(self, name) != every[name].default]
+        return given_flags(self, *names)
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,6 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
-from excb.cli import Parser
 from excb.console import Reporter
 from excb.distributed.collectives import run_on_rank0
 from excb.errors import UserError, is_rank0, nearest_name
@@ -16,7 +15,7 @@ from excb.features.extraction import files_hash
 from excb.files import json_text
 from excb.files.atomic import write_text
 from excb.networks.backbone import weights_hash
-from excb.option_parser import add_option_fields, of_arguments, to_words
+from excb.option_parser import of_words, to_words
 from excb.results.result import Result
 from excb.version import __version__
 
@@ -120,7 +119,7 @@ def _step(protocol: Protocol, step: SuiteStep, options: SuiteOptions) -> Planned
         shared = replace(shared, **{name: getattr(options, name) for name in protocol.references})
     evaluation = Evaluation(protocol, shared, step.options)
     evaluation.check()
-    words = [protocol.name, *to_words(step.options, [each.name for each in fields(step.options)])]
+    words = [protocol.name, *to_words(step.options)]
     return PlannedStep(step.name, step.title, words, step.depends_on, evaluation=evaluation)
 
 
@@ -218,16 +217,13 @@ def finished(step: PlannedStep, folder: Path) -> tuple[bool, str]:
 
 
 def _same_command(before: Any, now: Any) -> bool:
-    """Whether two command lines set the same options: versions until 0.4 also wrote those that are the default."""
+    """Whether two command lines set the same options: versions until 0.2 also wrote those that are the default."""
     if before == now or not isinstance(before, list) or before[:1] != now[:1]:
         return bool(before == now)
     if (protocol := of_command(now[0])) is None:
         return False
-    parser = Parser(prog=now[0])
-    parser.helps = False
-    add_option_fields(parser, protocol.options)
     try:
-        first, second = (of_arguments(protocol.options, parser.parse_args(words[1:])) for words in (before, now))
+        first, second = (of_words(protocol.options, words[1:], program=now[0]) for words in (before, now))
     except UserError:  # an option that this version lacks
         return False
     return bool(first == second)

@@ -39,7 +39,8 @@ def _overlap(given: list[Any], shell: Shell, device: "torch.device") -> int:
         )
     all_succeed(options.check)
     reporter = shell.reporter
-    train, test = all_succeed(lambda: both_sets(*options.sources, options.data_root, reporter))
+    sources = options.train or "", options.test or ""  # `check` refuses empty ones
+    train, test = all_succeed(lambda: both_sets(*sources, options.data_root, reporter))
     if shell.out is not None:
         refuse_results_among((train, test), shell.out.parent)
     task = None if options.ckpt is None else task_on(options, train, test, device)

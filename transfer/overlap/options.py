@@ -4,7 +4,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from excb.errors import UserError, require
+from excb.errors import require
+from excb.option_parser import given_flags
 from excb.options import option
 
 from ..options import CKPT, PassOptions
@@ -40,16 +41,9 @@ class OverlapOptions(PassOptions):
         "other classes, which finds more copies and also images of a class that only look alike",
     )
 
-    @property
-    def sources(self) -> tuple[str, str]:
-        """Train and test images. Raises UserError unless both are named."""
-        if not self.train or not self.test:
-            raise UserError("name both sets of images: --train SOURCE --test SOURCE")
-        return self.train, self.test
-
     def check(self) -> None:
         """Raise UserError where an option is out of range, or has no use beside the others."""
-        require(len(self.sources) == 2, "")
+        require(bool(self.train and self.test), "name both sets of images: --train SOURCE --test SOURCE")
         cosine, bits = self.cosine, self.bits
         require(
             cosine is None or -1 < cosine <= 1, f"--cosine must be above -1 and at most 1, such as 0.8, not {cosine}"
@@ -58,14 +52,9 @@ class OverlapOptions(PassOptions):
         require(bits is None or 0 <= bits <= 64, f"--bits must lie in 0 to 64, such as 8, not {bits}")
         require(self.k >= 1, "--k must be at least 1")
         require(self.calibrate >= 0, "--calibrate must be at least 0")
-        given = bits is not None and (self.ckpt is None or cosine is not None)
+        thresholds = bits is not None and (self.ckpt is None or cosine is not None)
         features = " and --cosine" if self.ckpt is not None else ""
-        require(self.calibrate > 0 or given, f"--calibrate 0 needs thresholds: name --bits{features}")
+        require(self.calibrate > 0 or thresholds, f"--calibrate 0 needs thresholds: name --bits{features}")
         if self.ckpt is None:
-            defaults = PassOptions(ckpt=None)
-            named = [
-                name
-                for name in ("network", "resize", "crop", "feature_precision")
-                if getattr(self, name) != getattr(defaults, name)
-            ]
-            require(not named, f"--{'-'.join(named[:1])} is of a checkpoint's features: name it with --ckpt")
+            given = given_flags(self, "network", "resize", "crop", "feature_precision")
+            require(not given, f"{' '.join(given[:1])} is of a checkpoint's features: name it with --ckpt")

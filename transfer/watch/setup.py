@@ -5,9 +5,8 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any
 
-from excb.cli import Parser
 from excb.errors import UserError, nearest_name
-from excb.option_parser import add_option_fields, flag_of, of_arguments, plain
+from excb.option_parser import flag_of, of_words, plain
 
 from ..protocols import PROTOCOLS
 from ..runner import Evaluation
@@ -18,7 +17,7 @@ if TYPE_CHECKING:
 
 # Options of the images and of the backbone's input that change figures; the others say where and how fast.
 _CHANGE_FIGURES = ("network", "resize", "crop", "rename", "feature_precision")
-_EARLIER = {"recipe": "protocol"}  # names of options in files of versions until 0.4
+_EARLIER = {"recipe": "protocol"}  # names of options in files of versions until 0.2
 
 
 def watchable() -> list[str]:
@@ -72,10 +71,7 @@ def asked(options: WatchOptions) -> Asked:
         raise UserError(
             f"--protocol {options.protocol!r}: {wrong} is not an option of {name} alone: give it to watch, if it has it"
         )
-    parser = Parser(prog=f"excb-eval {name}", allow_abbrev=False)
-    add_option_fields(parser, protocol.options)
-    parser.helps = False
-    own = of_arguments(protocol.options, parser.parse_args(words))
+    own = of_words(protocol.options, words, program=f"excb-eval {name}")
     names_of_shared = [each.name for each in fields(protocol.shared) if hasattr(options, each.name)]
     shared = protocol.shared(ckpt="", **{each: getattr(options, each) for each in names_of_shared})
     changed = _changed(own, [each.name for each in fields(own)]) | _changed(options, _CHANGE_FIGURES)

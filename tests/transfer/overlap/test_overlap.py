@@ -199,6 +199,8 @@ def test_the_page_in_a_browser_fits_a_phone_and_asks_for_nothing(place: Path, tm
         (["--test", ""], "name both sets of images: --train SOURCE --test SOURCE"),
         (["--out", "a.html"], "--out a.html: the result is written to a file that ends in .json"),
         (["--cosine", "0.5"], "--cosine is of features: name a checkpoint with --ckpt"),
+        (["--feature-precision", "bf16"], "--feature-precision is of a checkpoint's features: name it with --ckpt"),
+        (["--crop", "48"], "--crop is of a checkpoint's features: name it with --ckpt"),
         (["--cosine", "80", "--ckpt", "conv4_photos"], "--cosine must be above -1 and at most 1"),
         (["--bits", "65"], "--bits must lie in 0 to 64, such as 8, not 65"),
         (["--k", "0"], "--k must be at least 1"),
