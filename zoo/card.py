@@ -182,11 +182,9 @@ def _loading(checkpoint: Checkpoint) -> str:
 
 
 def _images(preprocessing: Preprocessing) -> str:
-    crop = preprocessing.crop
     return (
-        f"Images: RGB in [0, 1], the shorter side resized to {preprocessing.resize} pixels "
-        f"({cell(preprocessing.interpolation)}, antialiased), the central {crop} x {crop} kept, normalised with mean "
-        f"{cell(preprocessing.mean)} and standard deviation {cell(preprocessing.std)}."
+        f"Images: RGB in [0, 1], {cell(preprocessing.in_words)}, normalised with mean {cell(preprocessing.mean)} and "
+        f"standard deviation {cell(preprocessing.std)}."
     )
 
 

@@ -31,8 +31,8 @@ def snippet(written: Path, kind: str, backbone: Backbone) -> str:
     architecture, prepared = backbone.entry.architecture, backbone.transform
     path = repr(str(written.absolute()))
     images = (
-        f"# Images: resize the shorter side to {prepared.resize}, crop {prepared.crop}, scale to [0, 1], subtract "
-        f"{list(prepared.mean)}, divide by {list(prepared.std)}.\n"
+        f"# Images: {prepared.in_words}.\n"
+        f"# Scale to [0, 1], subtract {list(prepared.mean)}, divide by {list(prepared.std)}.\n"
     )
     if kind == "excb":
         network = "" if backbone.entry.network == "teacher" else f", network={backbone.entry.network!r}"

@@ -1,13 +1,13 @@
 """timm's `config.json` of the Hugging Face Hub: written so that timm builds our networks, and read in our terms."""
 
 import math
-from typing import Any
+from typing import Any, get_args
 
 import torch
 
 from excb.errors import require
 from excb.networks.architecture import Architecture
-from excb.networks.preprocessing import IMAGENET_MEAN, IMAGENET_STD, Preprocessing
+from excb.networks.preprocessing import CropMode, Interpolation, Preprocessing
 
 # What is kept of timm's own files besides the network and its inputs.
 _FACTS = ("tag", "num_classes", "license", "description", "origin_url", "paper_name", "paper_ids", "notes")
@@ -37,7 +37,7 @@ def config_for(architecture: Architecture, preprocessing: Preprocessing, width: 
             "std": list(preprocessing.std),
             "crop_pct": _crop_share(preprocessing.crop, preprocessing.resize),
             "interpolation": preprocessing.interpolation,
-            "crop_mode": "center",
+            "crop_mode": preprocessing.crop_mode,
             # For who asks timm for a classifier of their own, or for other input channels.
             "classifier": cfg.classifier if cfg else None,
             "first_conv": cfg.first_conv if cfg else None,
@@ -76,12 +76,11 @@ def _crop_share(crop: int, resize: int) -> float:
 def block_of(config: dict[str, Any]) -> dict[str, Any]:
     """The block "excb" that a `config.json` of timm's would have: what `timm.create_model("hf-hub:...")` makes of it.
 
-    Where timm squashes or pads images (`crop_mode`), the central crop of the same size is taken instead.
-
     Raises:
         ArithmeticError, AttributeError, KeyError, TypeError, ValueError: it is none of timm's, or of a network that
             does not take square RGB images.
     """
+    from timm.data import resolve_data_config
     from timm.models import get_pretrained_cfg, is_model
 
     published = config.get("pretrained_cfg", config)  # timm's older files are flat
@@ -104,15 +103,10 @@ def block_of(config: dict[str, Any]) -> dict[str, Any]:
         del options["dynamic_img_size"]  # `Architecture.build` always asks for it
     if channels != 3 or width != height:
         raise ValueError(f"its images are {channels} x {height} x {width}, not square and RGB")
+    data = resolve_data_config(pretrained_cfg=published | {"input_size": (channels, height, width)})
     return {
         "architecture": {"name": f"timm:{name}", "options": options},
-        "preprocessing": {
-            "resize": math.floor(height / (published.get("crop_pct") or 0.875)),
-            "crop": height,
-            "mean": published.get("mean") or list(IMAGENET_MEAN),
-            "std": published.get("std") or list(IMAGENET_STD),
-            "interpolation": published.get("interpolation") or "bicubic",
-        },
+        "preprocessing": preprocessing_of(f"timm:{name}", data).to_dict(),
         "network": "pretrained",
         "timm": {key: published[key] for key in _FACTS if published.get(key)},
     }
@@ -121,13 +115,11 @@ def block_of(config: dict[str, Any]) -> dict[str, Any]:
 def published_preprocessing(architecture: Architecture) -> Preprocessing | None:
     """The preprocessing that timm's configuration of one of its networks states; None where timm has none.
 
-    Where timm squashes or pads images (`crop_mode`), the central crop of the same size is taken instead.
-
     Args:
         architecture: one of timm's; the option `img_size` is the side of its images.
 
     Raises:
-        UserError: the network's images are not square RGB, or are resized another way than bilinear or bicubic.
+        UserError: the network's images are not square RGB, or timm states no one way to prepare them.
     """
     from timm.data import resolve_data_config
     from timm.models import get_pretrained_cfg
@@ -144,12 +136,20 @@ def preprocessing_of(name: str, data: dict[str, Any]) -> Preprocessing:
     """The preprocessing in what timm's `resolve_data_config` gives. Raises as `published_preprocessing`."""
     channels, height, width = data["input_size"]
     require(
-        channels == 3 and height == width and data["interpolation"] in ("bilinear", "bicubic"),
-        f"{name} takes images of {channels} x {height} x {width} ({data['interpolation']}): only square RGB images, "
-        "resized bilinear or bicubic, are supported",
+        channels == 3 and height == width,
+        f"{name} takes images of {channels} x {height} x {width}: only square RGB images are supported",
     )
-    resize = math.floor(height / data["crop_pct"])
-    return Preprocessing(resize, height, tuple(data["mean"]), tuple(data["std"]), data["interpolation"])
+    # "random" is of training: timm draws one for every image, or refuses it.
+    for what, known in (("interpolation", get_args(Interpolation)), ("crop_mode", get_args(CropMode))):
+        require(data[what] in known, f"{name} has the {what} {data[what]!r}: evaluation needs {', '.join(known)}")
+    return Preprocessing(
+        math.floor(height / data["crop_pct"]),
+        height,
+        tuple(data["mean"]),
+        tuple(data["std"]),
+        data["interpolation"],
+        data["crop_mode"],
+    )
 
 
 def classifiers(name: str) -> tuple[str, ...]:

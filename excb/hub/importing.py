@@ -119,7 +119,11 @@ def changed(preprocessing: Preprocessing, fields: Mapping[str, Any]) -> Preproce
         result = preprocessing_from(preprocessing.to_dict() | dict(fields))
     except RecordError as error:
         raise UserError(str(error)) from None
-    require(result.resize >= result.crop, f"a crop of {result.crop} pixels needs --resize {result.crop} at least")
+    named = "crop" in fields or "resize" in fields
+    require(
+        result.resize >= result.crop or not named,
+        f"a crop of {result.crop} pixels needs --resize {result.crop} at least",
+    )
     return result
 
 
@@ -134,9 +138,9 @@ def _new_row(stored: Stored, built: nn.Module, name: str, fields: Mapping[str, A
         f"{f', {len(dropped)} tensors dropped' if dropped else ''}"
     )
     reporter.note(
-        f"preprocessing: resize {preprocessing.resize} {preprocessing.interpolation}, crop {preprocessing.crop}, "
+        f"preprocessing: {preprocessing.in_short}, "
         f"mean {_listed(preprocessing.mean)}, std {_listed(preprocessing.std)} ({stored.preprocessing_from}{given}); "
-        "--resize, --crop, --interpolation, --mean and --std say otherwise"
+        "--resize, --crop, --crop-mode, --interpolation, --mean and --std say otherwise"
     )
     without = f", without {', '.join(dropped)}" if dropped else ""
     return Checkpoint(

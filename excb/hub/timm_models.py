@@ -15,8 +15,6 @@ PREFIX = "timm:"
 def read(name: str) -> Stored:
     """One of timm's models, "timm:NAME", without its classifier.
 
-    Where timm squashes or pads images (`crop_mode`), the central crop of the same size is taken instead.
-
     Raises:
         UserError: there is no such model, it has no published weights, they cannot be fetched, or its images are not
             square RGB.

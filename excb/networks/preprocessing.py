@@ -1,4 +1,4 @@
-"""Preprocessing of an image into a network's input: resize, centre crop, scale to [0, 1], normalise."""
+"""Preprocessing of an image into a network's input: resize, crop, scale to [0, 1], normalise."""
 
 from dataclasses import asdict, dataclass
 from functools import cached_property
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from PIL.Image import Image
+    from PIL import Image
     from torch import Tensor
 
     from excb.images.picture import Picture
@@ -16,20 +16,32 @@ IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)
 STRIP = 64  # aspect ratio above which only the middle is resized, because the whole image might take gigabytes
 
+Interpolation = Literal["nearest", "bilinear", "bicubic", "lanczos", "box", "hamming"]
+CropMode = Literal["center", "squash", "border"]
+Corner = Literal["nearest", "down"]
+_ADDED = ("crop_mode", "corner")  # fields that older files have not: left out while they have their usual value
+
 
 @dataclass(frozen=True)
 class Preprocessing:
     """Deterministic preprocessing of evaluation, in pixels. Call it on a PIL image, an array or a file.
 
-    It is bit-exact with torchvision's `Resize` and `CenterCrop`, except that of an image more than `STRIP` times as
-    long as wide only the middle is resized, which moves it by less than a pixel.
+    It says all that the evaluation transforms of torchvision, timm and transformers say of square images, and is
+    bit-exact with torchvision's and timm's, except that of an image more than `STRIP` times as long as wide only the
+    middle is resized before a centre crop, which moves it by less than a pixel.
     """
 
-    resize: int = 256  # the shorter side after resizing
-    crop: int = 224  # side of the central square that is kept
+    resize: int = 256  # side after resizing: the shorter one, both of "squash", the longer one of "border"
+    crop: int = 224  # side of the central square that is kept; around a smaller image it is filled up
     mean: tuple[float, float, float] = IMAGENET_MEAN  # of the channels, in [0, 1]
     std: tuple[float, float, float] = IMAGENET_STD  # standard deviations of the channels, in [0, 1]
-    interpolation: Literal["bilinear", "bicubic"] = "bilinear"  # of the resize, antialiased
+    interpolation: Interpolation = "bilinear"  # of the resize, antialiased
+    # As timm calls them: "center" and "border" keep the image's proportions, "squash" makes it square. "border" fills
+    # up with the mean colour, the others with black.
+    crop_mode: CropMode = "center"
+    # Where the crop's corner lies between two pixels: to "nearest" (half to even) as in torchvision and timm, or "down"
+    # as in transformers.
+    corner: Corner = "nearest"
 
     def __call__(self, image: "Picture") -> "Tensor":
         """Turn an image into a network's input, float32 [3, crop, crop].
@@ -44,33 +56,79 @@ class Preprocessing:
 
         return self._scaled(self.cut(as_rgb(image)))
 
-    def cut(self, image: "Image") -> "Image":
-        """The central square of an RGB image that the network sees, resized but not scaled yet: `crop` x `crop`."""
-        return self._square(self._middle(image))
+    def cut(self, image: "Image.Image") -> "Image.Image":
+        """The square of an RGB image that the network sees, resized but not scaled yet: `crop` x `crop`."""
+        from PIL import Image
 
-    def _middle(self, image: "Image") -> "Image":
+        if self.crop_mode == "center":
+            image = self._middle(image)
+        resized = image.resize(self._size(*image.size), self.resampling)
+        left, top = map(self._corner, resized.size)
+        if self.crop_mode == "border":
+            square = Image.new(image.mode, (self.crop, self.crop), tuple(round(255 * value) for value in self.mean))
+            square.paste(resized, (-left, -top))
+            return square
+        return resized.crop((left, top, left + self.crop, top + self.crop))  # black beyond the image
+
+    @property
+    def resampling(self) -> "Image.Resampling":
+        """Pillow's name of the interpolation."""
+        from PIL import Image
+
+        return Image.Resampling[self.interpolation.upper()]
+
+    def _middle(self, image: "Image.Image") -> "Image.Image":
         """The image, or of a strip the part around the square that `crop` keeps."""
         short = min(image.size)
         kept = short * max(STRIP, 2 * -(-self.crop // self.resize))
         left, top = (max(0, (side - kept) // 2) for side in image.size)
         return image.crop((left, top, image.width - left, image.height - top)) if left or top else image
 
-    @cached_property
-    def _square(self) -> "Callable[[Image], Image]":
-        from torchvision import transforms
+    def _size(self, width: int, height: int) -> tuple[int, int]:
+        """Width and height after resizing."""
+        if self.crop_mode == "squash":
+            return self.resize, self.resize
+        if self.crop_mode == "border":
+            ratio = max(width, height) / self.resize
+            return max(1, round(width / ratio)), max(1, round(height / ratio))
+        longer = int(self.resize * max(width, height) / min(width, height))
+        return (self.resize, longer) if width <= height else (longer, self.resize)
 
-        resize = transforms.Resize(self.resize, transforms.InterpolationMode(self.interpolation))
-        return transforms.Compose([resize, transforms.CenterCrop(self.crop)])
+    def _corner(self, side: int) -> int:
+        """Where the crop begins on a side of the resized image; below 0 where it is longer than that."""
+        spare = side - self.crop
+        if self.corner == "down":
+            return spare // 2
+        return round(spare / 2) if spare > 0 else -(-spare // 2)  # torchvision halves what it pads rounded down
 
     @cached_property
-    def _scaled(self) -> "Callable[[Image], Tensor]":
+    def _scaled(self) -> "Callable[[Image.Image], Tensor]":
         from torchvision import transforms
 
         return transforms.Compose([transforms.ToTensor(), transforms.Normalize(self.mean, self.std)])
 
+    @property
+    def in_words(self) -> str:
+        """How the square is made, for people."""
+        side = {"center": "the shorter side", "squash": "both sides", "border": "the longer side"}[self.crop_mode]
+        smooth = "" if self.interpolation == "nearest" else ", antialiased"
+        filled = ", filled up with the mean colour" if self.crop_mode == "border" else ""
+        return (
+            f"{side} resized to {self.resize} pixels ({self.interpolation}{smooth}), the central {self.crop} x "
+            f"{self.crop} kept{filled}"
+        )
+
+    @property
+    def in_short(self) -> str:
+        """The same for a line: sizes, interpolation, and the crop mode where it is not the usual one."""
+        mode = "" if self.crop_mode == "center" else f" {self.crop_mode}"
+        return f"resize {self.resize}, crop {self.crop}, {self.interpolation}{mode}"
+
     def to_dict(self) -> dict[str, Any]:
-        """Plain values for JSON."""
-        return {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(self).items()}
+        """Plain values for JSON; what older files have not is left out while it has its usual value."""
+        usual = {name: type(self).__dataclass_fields__[name].default for name in _ADDED}
+        values = {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(self).items()}
+        return {name: value for name, value in values.items() if name not in usual or value != usual[name]}
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> "Preprocessing":

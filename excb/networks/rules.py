@@ -1,11 +1,11 @@
 """Rules for the architecture and preprocessing in a file of unknown origin."""
 
-from typing import Any
+from typing import Any, get_args
 
 from excb.files import records
 from excb.files.records import Field, RecordError, all_of, condition, list_of, number_in
 from excb.networks.architecture import FORBIDDEN, Architecture
-from excb.networks.preprocessing import Preprocessing
+from excb.networks.preprocessing import Corner, CropMode, Interpolation, Preprocessing
 
 LARGEST_SIDE = 2**14  # pixels
 LARGEST_OPTION = 2**20  # such as a width; a billion stages would fill the memory before they are refused
@@ -18,13 +18,21 @@ def _in_bounds(value: Any) -> bool:
     return not isinstance(value, int | float) or abs(value) <= LARGEST_OPTION
 
 
+def _one_of(words: Any) -> Field:
+    """One of the words of a Literal."""
+    names = get_args(words)
+    return Field(records.one_of(*names), " or ".join(f'"{name}"' for name in names))
+
+
 _side = Field(number_in(1, LARGEST_SIDE, integer=True), f"a whole number of pixels up to {LARGEST_SIDE:,}")
 PREPROCESSING = {
     "resize": _side,
     "crop": _side,
     "mean": Field(list_of(records.number, 3), "three numbers"),
     "std": Field(list_of(all_of(records.number, condition(lambda value: value > 0)), 3), "three numbers above 0"),
-    "interpolation": Field(records.one_of("bilinear", "bicubic"), '"bilinear" or "bicubic"'),
+    "interpolation": _one_of(Interpolation),
+    "crop_mode": _one_of(CropMode),
+    "corner": _one_of(Corner),
 }
 _ARCHITECTURE = {
     "name": Field(records.matching(r"(timm:|torchvision:)?[A-Za-z0-9]\w*(\.\w+)?"), "a plain name"),

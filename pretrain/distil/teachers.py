@@ -138,6 +138,12 @@ class ViewInputs:
                 "distil.teacher_sees=image, or a transform of torchvision with Normalize"
             )
 
+        require(
+            transform.interpolation in ("bilinear", "bicubic"),
+            f"the teacher's images are resized {transform.interpolation}, and views can be so bilinear or bicubic "
+            "only: set distil.teacher_sees=image",
+        )
+
         def channels(values: Sequence[float]) -> Tensor:
             return torch.tensor(values, device=device).view(3, 1, 1)
 

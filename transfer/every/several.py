@@ -63,7 +63,8 @@ class Preparation:
             return task
         own, rule = task.preprocessing, self._rule or task.preprocessing
         self._rule = rule
-        shared = replace(own, resize=rule.resize, crop=rule.crop, interpolation=rule.interpolation)
+        geometry = ("resize", "crop", "interpolation", "crop_mode", "corner")
+        shared = replace(own, **{name: getattr(rule, name) for name in geometry})
         if shared == own:
             return task
         try:
@@ -73,7 +74,7 @@ class Preparation:
                 f"{checkpoint}: {error}; --resize and --crop choose a size for all, and --own-preprocessing leaves "
                 "each checkpoint its own"
             ) from None
-        if (line := f"{checkpoint} has {_sizes(own)} of its own") not in self.changed:
+        if (line := f"{checkpoint} has {own.in_short} of its own") not in self.changed:
             self.changed.append(line)
         return replace(task, preprocessing=shared).calibrated()
 
@@ -83,13 +84,9 @@ class Preparation:
         if self._rule is None or not self.changed:
             return ""
         return (
-            f"all images are prepared alike, {_sizes(self._rule)}, as the first checkpoint has it; "
+            f"all images are prepared alike, {self._rule.in_short}, as the first checkpoint has it; "
             f"{'; '.join(self.changed)} (--own-preprocessing)"
         )
-
-
-def _sizes(preprocessing: Preprocessing) -> str:
-    return f"resize {preprocessing.resize}, crop {preprocessing.crop}, {preprocessing.interpolation}"
 
 
 def planned_checkpoints(

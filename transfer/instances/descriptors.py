@@ -4,7 +4,6 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
 import torch
-from PIL import Image
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -17,7 +16,6 @@ from excb.networks.preprocessing import Preprocessing
 from excb.references.baselines import PIXELS, PixelRows
 
 Pooling = Literal["own", "gem", "both", "pixels"]
-RESAMPLING = {"bilinear": Image.Resampling.BILINEAR, "bicubic": Image.Resampling.BICUBIC}
 _SMALLEST = 1e-6  # of an activation, before powers are taken, as in GeM's and DINO's code
 
 
@@ -38,7 +36,7 @@ class WholeImage(Preprocessing):
 
         picture = as_rgb(image)
         size = (self.crop, self.crop) if self.mode == "resize" else self._shrunk(picture.size)
-        resized = picture if size == picture.size else picture.resize(size, RESAMPLING[self.interpolation])
+        resized = picture if size == picture.size else picture.resize(size, self.resampling)
         normalised: Tensor = transforms.normalize(transforms.to_tensor(resized), list(self.mean), list(self.std))
         return normalised
 

@@ -4,15 +4,16 @@ import argparse
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from excb.cli import Command, Parser
 from excb.console import Reporter
 from excb.errors import UserError
+from excb.networks.preprocessing import CropMode, Interpolation
 
 from .options import add_network
 
-_PREPROCESSING = ("resize", "crop", "mean", "std", "interpolation")
+_PREPROCESSING = ("resize", "crop", "mean", "std", "interpolation", "crop_mode")
 
 
 def add_options(parser: Parser) -> None:
@@ -36,7 +37,8 @@ def add_options(parser: Parser) -> None:
     parser.add_argument(
         "--crop", type=int, metavar="N", help="crop images: pixels; if given alone, it scales the resize"
     )
-    parser.add_argument("--interpolation", choices=("bilinear", "bicubic"), help="interpolation of the resize")
+    parser.add_argument("--interpolation", choices=get_args(Interpolation), help="interpolation of the resize")
+    parser.add_argument("--crop-mode", choices=get_args(CropMode), help="of the resize and crop, in timm's terms")
     for name in ("mean", "std"):
         parser.add_argument(
             f"--{name}", type=float, nargs=3, metavar=("R", "G", "B"), help=f"{name} per channel, in [0, 1]"

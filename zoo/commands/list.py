@@ -49,7 +49,8 @@ def _images(preprocessing: "Preprocessing") -> str:
     """How images are prepared, as "256>224 bilinear"; with mean and deviation where they are not ImageNet's."""
     from excb.networks.preprocessing import IMAGENET_MEAN, IMAGENET_STD
 
-    text = f"{preprocessing.resize}>{preprocessing.crop} {preprocessing.interpolation}"
+    mode = "" if preprocessing.crop_mode == "center" else f" {preprocessing.crop_mode}"
+    text = f"{preprocessing.resize}>{preprocessing.crop} {preprocessing.interpolation}{mode}"
     if (preprocessing.mean, preprocessing.std) == (IMAGENET_MEAN, IMAGENET_STD):
         return text
     mean, std = (" ".join(f"{value:g}" for value in values) for values in (preprocessing.mean, preprocessing.std))

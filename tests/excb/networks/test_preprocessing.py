@@ -2,21 +2,25 @@
 
 import json
 import pickle
+from typing import Any, get_args
 
 import numpy as np
 import pytest
 import torch
 from PIL import Image
+from timm.data import create_transform
 from torchvision import transforms
 from torchvision.models import ResNet50_Weights
 from torchvision.transforms import functional as tvf
 
-from excb.networks.preprocessing import IMAGENET_MEAN, IMAGENET_STD, Preprocessing
+from excb.checkpoint import timm_format
+from excb.networks.preprocessing import IMAGENET_MEAN, IMAGENET_STD, CropMode, Interpolation, Preprocessing
 
 SETTINGS = [
     Preprocessing(),
     Preprocessing(resize=40, crop=32, interpolation="bicubic"),
     Preprocessing(resize=32, crop=32, mean=(0.1, 0.2, 0.3), std=(0.9, 0.5, 0.228)),
+    Preprocessing(resize=29, crop=32),  # timm has a few whose crop is larger than the resized side
 ]
 
 
@@ -83,6 +87,7 @@ def test_imagenets_statistics_are_torchvisions() -> None:
 @pytest.mark.parametrize("settings", SETTINGS)
 def test_json_and_back(settings: Preprocessing) -> None:
     values = json.loads(json.dumps(settings.to_dict()))
+    assert {"crop_mode", "corner"}.isdisjoint(values)  # older hashes and files stay as they are
     again = Preprocessing.from_dict(values)
     assert again == settings
     assert hash(again) == hash(settings)  # tuples, not lists
@@ -97,6 +102,47 @@ def test_dictionary_holds_every_setting() -> None:
         "std": [1, 2, 3],
         "interpolation": "bicubic",
     }
+
+
+OTHERS = [
+    Preprocessing(resize=r, crop=32, mean=(0.5, 0.2, 0.9), interpolation=interpolation, crop_mode=mode)
+    for mode in get_args(CropMode)
+    for r, interpolation in zip((29, 32, 33, 40, 45, 50), get_args(Interpolation), strict=True)
+]
+
+
+@pytest.mark.parametrize("settings", OTHERS, ids=lambda settings: settings.in_short)
+@pytest.mark.parametrize("size", [(80, 50), (50, 81), (64, 64), (33, 10), (1, 1)])
+def test_equals_timms_pipeline(settings: Preprocessing, size: tuple[int, int]) -> None:
+    """Of every crop mode and interpolation, `timm.data.create_transform` gives the same bits."""
+    theirs: Any = create_transform(
+        settings.crop,
+        crop_pct=timm_format._crop_share(settings.crop, settings.resize),
+        crop_mode=settings.crop_mode,
+        interpolation=settings.interpolation,
+        mean=settings.mean,
+        std=settings.std,
+    )
+    assert torch.equal(settings(picture(*size)), theirs(picture(*size)))
+    assert Preprocessing.from_dict(json.loads(json.dumps(settings.to_dict()))) == settings
+
+
+@pytest.mark.parametrize("side", range(28, 40))
+def test_a_corner_between_pixels_is_rounded_down_as_pillows_users_do(side: int) -> None:
+    image = picture(side, side)
+    output = Preprocessing(resize=side, crop=32, mean=(0,) * 3, std=(1,) * 3, corner="down")(image)
+    expected = np.zeros((3, 32, 32), np.uint8)
+    start, kept = (side - 32) // 2, slice(max(0, (side - 32) // 2), max(0, (side - 32) // 2) + 32)
+    pixels = np.moveaxis(np.asarray(image), -1, 0)[:, kept, kept]
+    place = slice(max(0, -start), max(0, -start) + pixels.shape[1])
+    expected[:, place, place] = pixels
+    assert torch.equal((output * 255).round().byte(), torch.from_numpy(expected))
+
+
+def test_a_border_around_a_strip_without_end() -> None:
+    settings = Preprocessing(32, 32, (0.2, 0.4, 0.6), (1, 1, 1), crop_mode="border")
+    output = settings(Image.new("RGB", (2**20, 1), (255, 0, 0)))
+    assert torch.equal((output.abs() > 1e-6).any(0).any(1).nonzero().flatten(), torch.tensor([15]))
 
 
 def test_pickles_before_and_after_use() -> None:

@@ -16,8 +16,6 @@ from excb.images.image_set import ScannedImages
 from ..layouts.masks import MaskedImages
 from .geometry import Box, Geometry
 
-RESAMPLING = {"bilinear": Image.Resampling.BILINEAR, "bicubic": Image.Resampling.BICUBIC}
-
 
 class Views:
     """Every part of every image, resized to the network's input.
@@ -110,7 +108,7 @@ class Views:
         except UserError as error:
             raise BrokenImageError(str(error)) from None
         side = self.geometry.side
-        return picture.resize((side, side), RESAMPLING[self.interpolation], box=box)
+        return picture.resize((side, side), Image.Resampling[self.interpolation.upper()], box=box)
 
     def mask(self, index: int) -> np.ndarray:
         """The classes [side, side] int16 of a view's pixels. Raises UserError as `MaskedImages.mask`."""
