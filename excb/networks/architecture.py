@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, cast
 
 from excb.errors import UserError, first_line, nearest_name
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from torch import nn
 
 # With the options they take.
-OWN = {"conv4": ("widths", "stem"), "capi": ("width", "depth", "heads", "patch", "registers")}
+OWN = {"conv4": ("widths", "stem", "in_chans"), "capi": ("width", "depth", "heads", "patch", "registers")}
 TORCHVISION = ("resnet18", "resnet34", "resnet50", "resnet101", "resnet152")
 # ResNets that torchvision has not: with the stem for small images of CIFAR, and with more channels (SwAV's, VICReg's).
 SMALL_STEM = tuple(f"{name}_cifar" for name in TORCHVISION)
@@ -27,6 +27,9 @@ TIMM_NAMES = {
 # another size: "antialiased" as in timm (also where the option is missing, as in older files), or "dino".
 POSITIONS = "position_interpolation"
 
+# timm's option for the channels of the images, which our ResNets and conv4 take too; three where it is missing.
+CHANNELS, RGB = "in_chans", 3
+
 _TORCHVISION_PREFIX = "torchvision:"
 _RETURN_MORE = ("googlenet", "inception_v3")  # than features while they train
 
@@ -37,6 +40,7 @@ FORBIDDEN = {
 }
 
 WIDEST = 1 << 20  # features; real networks have some thousands
+MOST_CHANNELS = 4096  # of an image; hyperspectral cameras have some hundreds
 MOST_TENSORS = 5_000  # of a network; the largest real ones have 1,400
 
 
@@ -45,8 +49,8 @@ def known_options(name: str) -> tuple[str, ...]:
     if name in SMALL_STEM:
         from excb.networks.resnets import STEM  # here, because it imports torch
 
-        return (*sorted(STEM), "zero_init_residual")
-    return OWN.get(name, ("zero_init_residual",) if name in (*TORCHVISION, *WIDER) else ())
+        return (*sorted(STEM), "zero_init_residual", CHANNELS)
+    return OWN.get(name, ("zero_init_residual", CHANNELS) if name in (*TORCHVISION, *WIDER) else ())
 
 
 class EndlessError(UserError):
@@ -62,8 +66,8 @@ class Architecture:
             channels ("resnet50w2"), a short name ("vit_small"), "timm:NAME", "torchvision:NAME" of any image
             classifier, our "conv4", or "capi", CAPI's ViT-L/14.
         options: keyword arguments for timm's `create_model` or torchvision's `get_model`; of ResNets only
-            `zero_init_residual`, and those of `excb.networks.resnets.small_stem`; of conv4 `widths` and `stem`; of capi
-            its sizes. For timm's ViTs also `POSITIONS`.
+            `zero_init_residual`, `in_chans`, and those of `excb.networks.resnets.small_stem`; of conv4 `widths`, `stem`
+            and `in_chans`; of capi its sizes. For timm's ViTs also `POSITIONS`.
     """
 
     name: str
@@ -73,6 +77,27 @@ class Architecture:
     def timm_name(self) -> str | None:
         """The architecture's name in timm, or None for torchvision's."""
         return self.name.removeprefix("timm:") if self.name.startswith("timm:") else TIMM_NAMES.get(self.name)
+
+    @property
+    def channels(self) -> int:
+        """C, of its images."""
+        return int(self.options.get(CHANNELS, RGB))
+
+    def of_channels(self, channels: int) -> "Architecture":
+        """The same architecture for images of so many channels.
+
+        Raises:
+            UserError: it takes RGB images only.
+        """
+        kept = {name: value for name, value in self.options.items() if name != CHANNELS}
+        if channels == RGB:
+            return replace(self, options=kept)
+        if self.name == "capi" or self.name.startswith(_TORCHVISION_PREFIX):
+            raise UserError(
+                f"backbone {self.name} takes images of {RGB} channels, not {channels}: choose conv4, a ResNet, a ViT "
+                "or timm:NAME"
+            )
+        return replace(self, options=kept | {CHANNELS: channels})
 
     @property
     def positions(self) -> str:
@@ -91,18 +116,27 @@ class Architecture:
             drop_path: stochastic depth, largest rate (timm's networks only).
 
         Returns:
-            A module [B, 3, H, W] -> [B, `feature_width`]. In torchvision's ResNets the last BatchNorm of every block
+            A module [B, C, H, W] -> [B, `feature_width`]. In torchvision's ResNets the last BatchNorm of every block
             starts at zero.
 
         Raises:
             UserError: unknown name, or options that the network does not take.
         """
-        from excb.networks.drop_path import seed_drop_path  # here, because it imports torch
-
         if forbidden := sorted(FORBIDDEN & self.options.keys()):
             raise UserError(f"backbone {self.name} is built without the option {', '.join(forbidden)}: leave it out")
+        channels = self.options.get(CHANNELS, RGB)
+        if type(channels) is not int or not 1 <= channels <= MOST_CHANNELS:
+            raise UserError(f"the option {CHANNELS} is a number from 1 to {MOST_CHANNELS:,}, not {channels!r}")
         if self.positions not in ("antialiased", "dino"):
             raise UserError(f"the option {POSITIONS} is antialiased or dino, not {self.positions!r}")
+        network = self._built(drop_path)
+        if channels != RGB:
+            network.image_channels = channels  # type: ignore[assignment]
+        return network
+
+    def _built(self, drop_path: float) -> "nn.Module":
+        from excb.networks.drop_path import seed_drop_path  # here, because it imports torch
+
         if takes := known_options(self.name):
             if drop_path or not self.options.keys() <= set(takes):
                 wrong = ", ".join([*sorted(self.options.keys() - set(takes)), *(["drop_path"] if drop_path else [])])

@@ -1,4 +1,4 @@
-"""Built backbones, images [B, 3, H, W] -> features [B, width]: width, modes, hash of the weights, image sizes."""
+"""Built backbones, images [B, C, H, W] -> features [B, width]: width, channels, modes, hash of the weights, sizes."""
 
 import hashlib
 from collections.abc import Iterable, Iterator, Mapping
@@ -16,6 +16,12 @@ REFUSALS = (ArithmeticError, AssertionError, AttributeError, LookupError, Runtim
 def feature_width(backbone: nn.Module) -> int:
     """Width of the features that a built backbone returns."""
     return int(getattr(backbone, "head_hidden_size", None) or backbone.num_features)  # type: ignore[arg-type]
+
+
+def image_channels(backbone: nn.Module) -> int:
+    """C, the channels of the images that a backbone takes: 3 unless `Architecture.build` built it for others."""
+    channels = getattr(backbone, "image_channels", 3)
+    return channels if isinstance(channels, int) else 3
 
 
 def weights_hash(weights: nn.Module | Mapping[str, Tensor]) -> str:
@@ -59,7 +65,7 @@ def strides_over_one_pixel(backbone: nn.Module, size: int) -> bool:
 
     oneDNN's bfloat16 kernel for that, on CPUs, reads memory that nobody wrote (torch 2.15: NaN in most runs).
     """
-    seen: list[bool] = []
+    seen, channels = list[bool](), image_channels(backbone)
 
     def look(layer: nn.Module, inputs: tuple[Tensor, ...]) -> None:
         assert isinstance(layer, nn.Conv2d)
@@ -68,7 +74,7 @@ def strides_over_one_pixel(backbone: nn.Module, size: int) -> bool:
     hooks = [layer.register_forward_pre_hook(look) for layer in backbone.modules() if isinstance(layer, nn.Conv2d)]
     try:
         with evaluating(backbone):
-            backbone(torch.zeros(1, 3, size, size))
+            backbone(torch.zeros(1, channels, size, size))
     finally:
         for hook in hooks:
             hook.remove()
@@ -77,11 +83,11 @@ def strides_over_one_pixel(backbone: nn.Module, size: int) -> bool:
 
 def check_resolution(backbone: nn.Module, sizes: Iterable[int]) -> None:
     """Raise UserError unless the backbone takes square images of these sizes (pixels)."""
-    device = next(backbone.parameters()).device
+    device, channels = next(backbone.parameters()).device, image_channels(backbone)
     for size in sizes:
         try:
             with evaluating(backbone), torch.no_grad():
-                backbone(torch.zeros(1, 3, size, size, device=device))
+                backbone(torch.zeros(1, channels, size, size, device=device))
         except REFUSALS as error:
             raise UserError(
                 f"the backbone cannot take images of {size} x {size} pixels ({first_line(error)}): choose other view "

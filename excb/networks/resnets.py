@@ -20,19 +20,26 @@ def resnet(name: str, options: dict[str, Any]) -> ResNet:
     Args:
         name: torchvision's, such as "resnet50"; "resnet50w2", with twice as many channels everywhere; "resnet18_cifar",
             whose stem is for small images.
-        options: `zero_init_residual`, and for a stem for small images those of `small_stem`.
+        options: `zero_init_residual`; `in_chans`, channels of the images; and for a stem for small images those of
+            `small_stem`.
 
     Raises:
         TypeError: an option that it does not take.
     """
     base, width, small = re.fullmatch(r"(resnet\d+)(?:w(\d))?(_cifar)?", name).groups()  # type: ignore[union-attr]
     options = {"zero_init_residual": True} | options
-    if width:
-        return _WiderResNet(*_WIDER[base], widen=int(width), **options)
+    channels = options.pop("in_chans", 3)
     stem = {option: options.pop(option) for option in STEM.keys() & options.keys()} if small else {}
-    network: ResNet = getattr(models, base)(**options)
+    network: ResNet = (
+        _WiderResNet(*_WIDER[base], widen=int(width), **options) if width else getattr(models, base)(**options)
+    )
     if small:
         small_stem(network, **stem)
+    if channels != 3:
+        first = network.conv1
+        kernel: Any = (first.kernel_size, first.stride, first.padding)
+        network.conv1 = nn.Conv2d(channels, first.out_channels, *kernel, bias=False)
+        nn.init.kaiming_normal_(network.conv1.weight, mode="fan_out", nonlinearity="relu")
     return network
 
 
