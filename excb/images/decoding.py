@@ -3,43 +3,47 @@
 import re
 import warnings
 from collections.abc import Callable
-from pathlib import Path
-from typing import IO
+from dataclasses import replace
+from typing import Any, overload
 
 import numpy as np
-from PIL import ExifTags, Image, ImageOps
+from PIL import ExifTags, Image, ImageOps, UnidentifiedImageError
 from PIL.JpegImagePlugin import JpegImageFile
 
-from excb.files import npy
+from excb.files import bands, npy
 from excb.files.regular import refuse_special
+from excb.images import depth
+from excb.images.pixels import EIGHT_BIT, BrokenImageError, Pixels, PixelsError, Source
 
-PART = 2**20  # pixels
+__all__ = ["BrokenImageError", "PixelsError", "Source", "open_image", "open_smaller", "to_rgb"]
 
-Source = Path | str | IO[bytes]  # an image as it is stored: a file, or a stream of its bytes
 Shrink = Callable[[tuple[int, int]], int]  # upright width and height -> 1, 2, 4 or 8
-
-
-class BrokenImageError(Exception):
-    """A file that is not a readable image. The message says why."""
 
 
 # What Pillow's decoders have been seen to raise for files with changed or missing bytes, and related errors.
 DAMAGE = (*npy.DAMAGE, RuntimeError, Image.DecompressionBombError)
 
 
-def open_image(source: Source) -> Image.Image:
-    """Open an image of any format and mode as upright 8-bit RGB.
+@overload
+def open_image(source: Source) -> Image.Image: ...
+@overload
+def open_image(source: Source, pixels: Pixels) -> Any: ...
+def open_image(source: Source, pixels: Pixels = EIGHT_BIT) -> Any:
+    """Open an image of any format and mode upright, in 8 bits, as its set's record of pixels says.
 
-    EXIF rotation is applied, 16-bit and floating-point greys are scaled to 8 bits, and the first frame of an animation
-    is taken.
+    EXIF rotation is applied, and the first frame of an animation is taken.
+
+    Returns:
+        A PIL image in RGB; for other than three channels, uint8 [H, W, C].
 
     Raises:
+        PixelsError: it has other channels, or more than 8 bits while only those are declared.
         BrokenImageError: the file is missing, truncated, not an image, or a decompression bomb.
     """
-    return open_smaller(source, lambda _size: 1)[0]
+    return open_smaller(source, lambda _size: 1, pixels)[0]
 
 
-def open_smaller(source: Source, shrink: Shrink) -> tuple[Image.Image, tuple[int, int]]:
+def open_smaller(source: Source, shrink: Shrink, pixels: Pixels = EIGHT_BIT) -> tuple[Any, tuple[int, int]]:
     """Open an image as `open_image` does, and a JPEG at a half, a quarter or an eighth of its sides if wanted.
 
     JPEG's decoder does less work for fewer pixels. Each one is a mean of those it replaces.
@@ -47,17 +51,20 @@ def open_smaller(source: Source, shrink: Shrink) -> tuple[Image.Image, tuple[int
     Args:
         source: any image; a stream is read from its beginning, and left open.
         shrink: maps a JPEG's upright width and height to the divisor of both: 1, 2, 4 or 8. Sides stay at least 1.
+        pixels: see `open_image`.
 
     Returns:
-        The image, and its full upright width and height.
+        The image as `open_image` has it, and its full upright width and height.
 
     Raises:
-        BrokenImageError: see `open_image`.
+        PixelsError, BrokenImageError: see `open_image`.
     """
     try:
         # Pillow warns of large images and of odd metadata. The user cannot fix them, and they do not change the pixels.
         refuse_special(source)
         with warnings.catch_warnings(action="ignore"), Image.open(source) as image:
+            if pixels != EIGHT_BIT or depth.is_deep(image):
+                return _opened(depth.upright(depth.mapped(image, pixels, source), image))
             full_size = None
             if isinstance(image, JpegImageFile):
                 width, height = image.size
@@ -66,9 +73,29 @@ def open_smaller(source: Source, shrink: Shrink) -> tuple[Image.Image, tuple[int
                     image.draft(None, (max(1, width // divisor), max(1, height // divisor)))
             image.load()
             ImageOps.exif_transpose(image, in_place=True)
-            return to_rgb(image), full_size or image.size
+            return depth.plain_rgb(image), full_size or image.size
+    except UnidentifiedImageError as error:
+        if (values := _other_values(source, pixels)) is None:
+            raise _broken(error) from None
+        return _opened(depth.channels_of(values, pixels))
+    except bands.BandsError as error:
+        raise BrokenImageError(str(error)) from None
     except DAMAGE as error:
         raise _broken(error) from None
+
+
+def _opened(channels: np.ndarray) -> tuple[Any, tuple[int, int]]:
+    """Channels [H, W, C] as `open_smaller` returns them."""
+    size = (channels.shape[1], channels.shape[0])
+    return (Image.fromarray(channels) if channels.shape[2] == 3 else channels), size
+
+
+def _other_values(source: Source, pixels: Pixels) -> np.ndarray | None:
+    """Stored values [H, W, C] of a file that Pillow does not know, or None. Raises BrokenImageError."""
+    try:
+        return bands.read_bands(source, None if pixels.channels == 3 else pixels.channels)
+    except bands.BandsError as error:
+        raise BrokenImageError(str(error)) from None
 
 
 def _broken(error: Exception) -> BrokenImageError:
@@ -92,23 +119,12 @@ def stored_and_upright_size(source: Source) -> tuple[tuple[int, int], tuple[int,
         raise _broken(error) from None
 
 
-def to_rgb(image: Image.Image) -> Image.Image:
-    """Convert any mode to RGB without a warning. Pillow alone would clip 16-bit greys to white."""
-    if image.mode.startswith("I") or image.mode == "F":
-        image = _to_8_bits(image)
-    if image.mode == "P" and "transparency" in image.info:
-        image = image.convert("RGBA")  # from P straight to RGB, Pillow would warn that transparency is lost
-    return image if image.mode == "RGB" else image.convert("RGB")
+def to_rgb(image: Image.Image, pixels: Pixels = EIGHT_BIT) -> Image.Image:
+    """Convert any mode to 8-bit RGB without a warning.
 
-
-def _to_8_bits(image: Image.Image) -> Image.Image:
-    """Scale 16-bit or floating-point greys in parts: a whole image in float64 may take gigabytes."""
-    values = np.asarray(image)
-    flat, scaled = values.reshape(-1), np.empty(values.size, np.uint8)
-    parts = [slice(start, start + PART) for start in range(0, values.size, PART)]
-    highest = max((np.nan_to_num(flat[part]).max() for part in parts), default=0)
-    low, high = (1.0, 255.0) if image.mode == "F" else (255.0, 65_535.0)
-    top = low if highest <= low else high  # 8-bit values in a deep mode stay as they are
-    for part in parts:
-        scaled[part] = (np.nan_to_num(flat[part].astype(np.float64)).clip(0, top) * (255 / top)).round()
-    return Image.fromarray(scaled.reshape(values.shape))
+    Raises:
+        PixelsError: it has more than 8 bits, and no range of them is declared.
+    """
+    if depth.is_deep(image) or pixels.deep:
+        return Image.fromarray(depth.mapped(image, pixels if pixels.channels == 3 else replace(pixels, channels=3)))
+    return depth.plain_rgb(image)

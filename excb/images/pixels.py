@@ -1,0 +1,100 @@
+"""How stored values become 8-bit channels: one record for a whole set of images, never one image's own."""
+
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import IO, Any, Literal, Self
+
+import numpy as np
+
+from excb.errors import UserError
+
+Source = Path | str | IO[bytes]  # an image as it is stored: a file, or a stream of its bytes
+PART = 2**20  # values mapped at once: a whole image in float64 may take gigabytes
+TOP = 255.0  # of a channel
+
+
+class BrokenImageError(Exception):
+    """A file that is not a readable image. The message says why."""
+
+
+class PixelsError(BrokenImageError):
+    """An intact image with other channels or more bits than its set declares. The message gives the choices."""
+
+
+@dataclass(frozen=True)
+class Pixels:
+    """A linear mapping of stored values to channels of 0..255: low..high, clipped and rounded.
+
+    Whatever follows (crops, augmentation, networks) sees 8-bit channels. Values that are not numbers become 0. Colours
+    are converted to sRGB by an image's embedded profile, and transparency is dropped: its colours stay as they are.
+    """
+
+    channels: int = 3  # three: red, green and blue, and grey images have three equal ones
+    low: tuple[float, ...] = (0.0,)  # the stored values that become 0: one for all channels, or one each
+    high: tuple[float, ...] = (TOP,)  # the stored values that become 255, likewise
+    origin: Literal["8-bit", "declared", "measured"] = "8-bit"  # whoever set the range; 8-bit images have theirs
+
+    def __post_init__(self) -> None:
+        fits = len(self.low) == len(self.high) and len(self.low) in (1, self.channels)
+        ordered = all(-np.inf < low < high < np.inf for low, high in zip(self.low, self.high, strict=False))
+        if self.channels < 1 or not fits or not ordered:
+            raise UserError(
+                f"{self.channels} channels from {self.range} are no pixels: write LOW..HIGH with LOW below HIGH, such "
+                "as 0..4095, once or once for each channel"
+            )
+
+    @property
+    def deep(self) -> bool:
+        """Whether images of more than 8 bits are mapped; else they are refused."""
+        return self.origin != "8-bit"
+
+    @property
+    def range(self) -> str:
+        """LOW..HIGH, as it is typed; of several ranges one for each channel, with commas between."""
+        return ",".join(f"{low:.12g}..{high:.12g}" for low, high in zip(self.low, self.high, strict=False))
+
+    def apply(self, values: np.ndarray) -> np.ndarray:
+        """Map stored values of any type, [H, W] or [H, W, C], to uint8 of the same shape."""
+        if self.low == (0.0,) and self.high == (TOP,) and values.dtype == np.uint8:
+            return values
+        low, high = np.array(self.low), np.array(self.high)
+        mapped = np.empty(values.shape, np.uint8)
+        step = max(1, PART * len(values) // values.size)
+        for start in range(0, len(values), step):
+            part = values[start : start + step].astype(np.float64)
+            part[np.isnan(part)] = -np.inf
+            mapped[start : start + step] = ((part.clip(low, high) - low) * (TOP / (high - low))).round()
+        return mapped
+
+    def outside(self, values: np.ndarray) -> bool:
+        """Whether any of an image's values, [H, W] or [H, W, C], lies outside the range and is clipped."""
+        return bool(((values < np.array(self.low)) | (values > np.array(self.high))).any())
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values for JSON."""
+        return {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(self).items()}
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> Self:
+        """The inverse of `to_dict`."""
+        fields: dict[str, Any] = {n: tuple(value) if isinstance(value, list) else value for n, value in values.items()}
+        return cls(**fields)
+
+    @classmethod
+    def declared(cls, text: str, channels: int = 3) -> Self:
+        """The record of a range as a user types it, LOW..HIGH, or several with commas between, one for each channel.
+
+        Raises:
+            UserError: it is something else.
+        """
+        try:
+            bounds = [[float(bound) for bound in part.split("..")] for part in text.replace(" ", "").split(",")]
+            low, high = zip(*bounds, strict=True)
+        except ValueError:
+            raise UserError(
+                f"a range of pixel values is LOW..HIGH, such as 0..4095 or -1024..3071, not {text!r}"
+            ) from None
+        return cls(channels, low, high, "declared")
+
+
+EIGHT_BIT = Pixels()
