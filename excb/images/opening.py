@@ -6,8 +6,8 @@ from pathlib import Path
 from excb.errors import UserError
 from excb.images.image_set import CodedImages, ImageSet
 from excb.images.scanning import scan_folder
-from excb.images.shard_places import holds_shards, is_shards, names_tars
 from excb.images.shards import Note, open_shards
+from excb.images.tars.places import holds_shards, is_shards, names_tars
 from excb.remote import byte_ranges
 
 LOOKED_AT = 8  # first files of a list: if all are missing, its paths start elsewhere, or its lines hold more than paths

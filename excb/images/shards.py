@@ -14,8 +14,8 @@ from PIL import Image
 from excb.errors import UserError
 from excb.images.decoding import BrokenImageError, open_image
 from excb.images.image_set import EXTENSIONS, fingerprint_of
-from excb.images.shard_index import ShardIndex, index_of
-from excb.images.shard_places import find_shards
+from excb.images.tars.index import ShardIndex, index_of
+from excb.images.tars.places import find_shards
 from excb.remote import byte_ranges
 
 MOST_CLASSES = 10_000_000  # numbers above are names
@@ -138,9 +138,9 @@ class ShardImages:
 def open_shards(text: str, note: Note = lambda _line: None) -> ShardImages:
     """The images in tar shards.
 
-    Labels come from label files beside the images (`tar_table.read_table`) if every image has one, else from the
-    first-level folders inside the tars if every image is in one and there are at least two. Classes that are numbers
-    keep them: class 7 is index 7.
+    Labels come from label files beside the images (`excb.images.tars.table.read_table`) if every image has one, else
+    from the first-level folders inside the tars if every image is in one and there are at least two. Classes that are
+    numbers keep them: class 7 is index 7.
 
     Args:
         text: a tar, a folder of tars, or a pattern of tars with `*` or `{000..146}`, as a path or an fsspec URL.

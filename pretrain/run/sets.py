@@ -12,9 +12,9 @@ import numpy as np
 from excb.images.image_set import CodedImages, Images, ImageSet
 from excb.images.opening import open_images
 from excb.images.scanning import scan_folder
-from excb.images.shard_places import holds_shards, is_shards
 from excb.images.shards import Note, ShardImages, open_shards
 from excb.images.subset import Subset
+from excb.images.tars.places import holds_shards, is_shards
 from excb.remote import byte_ranges
 
 from .run_folder import facts_of_images

@@ -10,7 +10,7 @@ import pytest
 from excb.checkpoint import run_checkpoint
 from excb.errors import UserError
 from excb.images.scanning import scan_folder
-from excb.images.shard_places import find_shards
+from excb.images.tars.places import find_shards
 from excb.pretrain.__main__ import main as pretrain
 from excb.transfer.cli import main as evaluate
 from excb.transfer.leaderboard.gather import results_of

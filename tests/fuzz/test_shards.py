@@ -11,8 +11,8 @@ import numpy as np
 from hypothesis import strategies as st
 
 from excb.images.decoding import BrokenImageError
-from excb.images.shard_index import FOLDER
 from excb.images.shards import open_shards
+from excb.images.tars.index import FOLDER
 from excb.remote.home import cache_root
 from tests.excb.images.shard_files import member, picture, tar
 from tests.fuzz import hostile

@@ -12,8 +12,8 @@ import numpy as np
 from excb.errors import UserError, nearest_path, require
 from excb.images.image_set import Images, ImageSet
 from excb.images.scanning import is_folder, scan_folder
-from excb.images.shard_places import holds_shards, is_shards
 from excb.images.shards import ShardImages, open_shards
+from excb.images.tars.places import holds_shards, is_shards
 from excb.remote.byte_ranges import is_remote
 
 from .classes import labelled_folder, with_classes_of

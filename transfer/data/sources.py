@@ -6,7 +6,7 @@ from pathlib import Path
 from excb.errors import UserError, nearest_path, require
 from excb.images.image_set import Images
 from excb.images.opening import open_images
-from excb.images.shard_places import is_shards, names_tars
+from excb.images.tars.places import is_shards, names_tars
 from excb.remote.byte_ranges import is_remote
 
 from . import hub_sets, multilabel, torchvision_sets

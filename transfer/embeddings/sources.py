@@ -13,7 +13,7 @@ from excb.images.image_set import Images, ImageSet, fingerprint_of
 from excb.images.opening import training_images
 from excb.images.picture import as_rgb, is_picture
 from excb.images.scanning import scan_folder
-from excb.images.shard_places import is_shards
+from excb.images.tars.places import is_shards
 
 from ..data.sources import is_named, open_source
 

@@ -20,10 +20,10 @@ from excb.errors import UserError
 from excb.images.decoding import BrokenImageError
 from excb.images.opening import open_images
 from excb.images.scanning import scan_folder
-from excb.images.shard_index import FOLDER
-from excb.images.shard_places import is_shards
 from excb.images.shards import ShardImages, open_shards
 from excb.images.subset import Subset
+from excb.images.tars.index import FOLDER
+from excb.images.tars.places import is_shards
 from excb.networks.features import Inputs
 from excb.remote import byte_ranges
 from tests.excb.images.shard_files import pack_folder, picture, tar_of, webdataset

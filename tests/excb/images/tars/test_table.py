@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from excb.errors import UserError
-from excb.images.tar_table import TarTable, read_table
+from excb.images.tars.table import TarTable, read_table
 from tests.excb.images.shard_files import member, picture, tar, tar_of
 
 LONG = "a-long-folder-name/" * 12 + "picture.jpg"

@@ -18,7 +18,7 @@ from excb.console import PLAIN_SECONDS, duration
 from excb.errors import UserError
 from excb.files import json_text, npy
 from excb.files.atomic import new_file
-from excb.images.tar_table import MOST_BYTES, TarTable, read_table
+from excb.images.tars.table import MOST_BYTES, TarTable, read_table
 from excb.remote import byte_ranges
 from excb.remote.home import cache_root
 

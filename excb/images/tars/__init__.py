@@ -1,0 +1,1 @@
+"""Tar shards: where they are, what their headers list, and the index of it that is kept in the cache."""
