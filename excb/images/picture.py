@@ -8,7 +8,9 @@ import numpy as np
 from PIL import Image
 
 from excb.errors import UserError
+from excb.images import depth
 from excb.images.decoding import BrokenImageError, open_image, to_rgb
+from excb.images.pixels import EIGHT_BIT, Pixels, PixelsError
 
 Picture = Image.Image | np.ndarray | str | Path
 
@@ -30,11 +32,8 @@ def as_rgb(picture: Any) -> Image.Image:
     if isinstance(picture, Image.Image):
         return to_rgb(picture)
     if isinstance(picture, str | os.PathLike):
-        file = os.fspath(picture)
-        try:
-            return open_image(file)
-        except BrokenImageError as error:
-            raise UserError(f"{file} cannot be read as an image ({error}): fix it, or leave it out") from None
+        image: Image.Image = _from_file(os.fspath(picture), EIGHT_BIT)
+        return image
     if isinstance(picture, np.ndarray):
         return to_rgb(Image.fromarray(_pixels(picture)))
     kind = f"{type(picture).__module__}.{type(picture).__qualname__}".removeprefix("builtins.")
@@ -44,6 +43,45 @@ def as_rgb(picture: Any) -> Image.Image:
     elif kind.startswith("torch."):
         hint = ": normalised tensors [B, 3, H, W] go into backbone(tensors) as they are"
     raise UserError(f"an image is a PIL image, a uint8 array [H, W, 3] or the path of a file, not a {kind}{hint}")
+
+
+def _from_file(file: str, pixels: Pixels) -> Any:
+    try:
+        return open_image(file, pixels)
+    except BrokenImageError as error:
+        raise UserError(f"{file} cannot be read as an image ({error}): fix it, or leave it out") from None
+
+
+def as_channels(picture: Any, pixels: Pixels) -> Image.Image | np.ndarray:
+    """A picture as the 8-bit channels of a record of pixels: RGB, or uint8 [H, W, C] for other than three.
+
+    Args:
+        picture: the path of a file, or a PIL image of more than 8 bits, whose stored values are mapped; or another PIL
+            image, or uint8 pixels [H, W, C], and [H, W] for one, which are channels already.
+        pixels: how stored values become channels.
+
+    Raises:
+        UserError: it is something else, or has other channels.
+    """
+    if pixels == EIGHT_BIT:
+        return as_rgb(picture)
+    if isinstance(picture, Image.Image):
+        try:
+            channels = depth.mapped(picture, pixels if depth.is_deep(picture) else Pixels(pixels.channels))
+        except PixelsError as error:
+            raise UserError(f"an image in memory cannot be used: {error}") from None
+        return Image.fromarray(channels) if pixels.channels == len("RGB") else channels
+    if isinstance(picture, str | os.PathLike):
+        return _from_file(os.fspath(picture), pixels)
+    if pixels.channels == len("RGB") or not isinstance(picture, np.ndarray):
+        return as_rgb(picture)
+    array = picture[..., None] if picture.ndim == 2 else picture
+    if array.dtype != np.uint8 or array.ndim != 3 or array.shape[-1] != pixels.channels or 0 in array.shape:
+        raise UserError(
+            f"an image of {pixels.channels} channels is uint8 pixels [H, W, {pixels.channels}], or the path of a file, "
+            f"not {picture.dtype} {list(picture.shape)}"
+        )
+    return array
 
 
 def _pixels(array: np.ndarray) -> np.ndarray:

@@ -4,9 +4,12 @@ from dataclasses import asdict, dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
+from excb.images.pixels import EIGHT_BIT, Pixels
 
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    import numpy as np
     from PIL import Image
     from torch import Tensor
 
@@ -19,7 +22,11 @@ STRIP = 64  # aspect ratio above which only the middle is resized, because the w
 Interpolation = Literal["nearest", "bilinear", "bicubic", "lanczos", "box", "hamming"]
 CropMode = Literal["center", "squash", "border"]
 Corner = Literal["nearest", "down"]
-_ADDED = ("crop_mode", "corner")  # fields that older files have not: left out while they have their usual value
+_ADDED = (
+    "crop_mode",
+    "corner",
+    "pixels",
+)  # fields that older files have not: left out while they have their usual value
 
 
 @dataclass(frozen=True)
@@ -33,8 +40,8 @@ class Preprocessing:
 
     resize: int = 256  # side after resizing: the shorter one, both of "squash", the longer one of "border"
     crop: int = 224  # side of the central square that is kept; around a smaller image it is filled up
-    mean: tuple[float, float, float] = IMAGENET_MEAN  # of the channels, in [0, 1]
-    std: tuple[float, float, float] = IMAGENET_STD  # standard deviations of the channels, in [0, 1]
+    mean: tuple[float, ...] = IMAGENET_MEAN  # of the channels, in [0, 1]; as many as there are channels
+    std: tuple[float, ...] = IMAGENET_STD  # standard deviations of the channels, in [0, 1]
     interpolation: Interpolation = "bilinear"  # of the resize, antialiased
     # As timm calls them: "center" and "border" keep the image's proportions, "squash" makes it square. "border" fills
     # up with the mean colour, the others with black.
@@ -42,22 +49,41 @@ class Preprocessing:
     # Where the crop's corner lies between two pixels: to "nearest" (half to even) as in torchvision and timm, or "down"
     # as in transformers.
     corner: Corner = "nearest"
+    pixels: Pixels = EIGHT_BIT  # how stored values become the channels
 
     def __call__(self, image: "Picture") -> "Tensor":
-        """Turn an image into a network's input, float32 [3, crop, crop].
+        """Turn an image into a network's input, float32 [C, crop, crop].
 
         Args:
-            image: a PIL image of any mode and size, uint8 pixels [H, W, 3] (or grey [H, W]), or the path of a file.
+            image: a PIL image of any mode and size, uint8 pixels [H, W, C] (or grey [H, W]), or the path of a file.
 
         Raises:
             UserError: it is something else, or a file that is not a readable image.
         """
-        from excb.images.picture import as_rgb
+        from excb.images.picture import as_channels
 
-        return self._scaled(self.cut(as_rgb(image)))
+        return self._scaled(self.cut(as_channels(image, self.pixels)))
 
-    def cut(self, image: "Image.Image") -> "Image.Image":
-        """The square of an RGB image that the network sees, resized but not scaled yet: `crop` x `crop`."""
+    @property
+    def channels(self) -> int:
+        """C, of the images."""
+        return self.pixels.channels
+
+    def cut(self, image: "Image.Image | np.ndarray") -> "Image.Image | np.ndarray":
+        """The square that the network sees, resized but not scaled yet: `crop` x `crop`.
+
+        Args:
+            image: RGB, or uint8 [H, W, C] of other channels, each of which is cut as a grey image.
+        """
+        import numpy as np
+        from PIL import Image
+
+        if isinstance(image, Image.Image):
+            return self._cut(image, self.mean)
+        planes = [self._cut(Image.fromarray(image[..., channel]), [mean]) for channel, mean in enumerate(self.mean)]
+        return np.stack([np.asarray(plane) for plane in planes], axis=-1)
+
+    def _cut(self, image: "Image.Image", mean: "Sequence[float]") -> "Image.Image":
         from PIL import Image
 
         if self.crop_mode == "center":
@@ -65,7 +91,7 @@ class Preprocessing:
         resized = image.resize(self._size(*image.size), self.resampling)
         left, top = map(self._corner, resized.size)
         if self.crop_mode == "border":
-            square = Image.new(image.mode, (self.crop, self.crop), tuple(round(255 * value) for value in self.mean))
+            square = Image.new(image.mode, (self.crop, self.crop), tuple(round(255 * value) for value in mean))
             square.paste(resized, (-left, -top))
             return square
         return resized.crop((left, top, left + self.crop, top + self.crop))  # black beyond the image
@@ -102,7 +128,7 @@ class Preprocessing:
         return round(spare / 2) if spare > 0 else -(-spare // 2)  # torchvision halves what it pads rounded down
 
     @cached_property
-    def _scaled(self) -> "Callable[[Image.Image], Tensor]":
+    def _scaled(self) -> "Callable[[Image.Image | np.ndarray], Tensor]":
         from torchvision import transforms
 
         return transforms.Compose([transforms.ToTensor(), transforms.Normalize(self.mean, self.std)])
@@ -126,12 +152,18 @@ class Preprocessing:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON; what older files have not is left out while it has its usual value."""
-        usual = {name: type(self).__dataclass_fields__[name].default for name in _ADDED}
-        values = {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(self).items()}
-        return {name: value for name, value in values.items() if name not in usual or value != usual[name]}
+        usual = {name for name in _ADDED if getattr(self, name) == type(self).__dataclass_fields__[name].default}
+        values = asdict(self) | {"pixels": self.pixels.to_dict()}
+        return {
+            name: list(value) if isinstance(value, tuple) else value
+            for name, value in values.items()
+            if name not in usual
+        }
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> "Preprocessing":
         """The inverse of `to_dict`."""
         fields: dict[str, Any] = {n: tuple(value) if isinstance(value, list) else value for n, value in values.items()}
+        if "pixels" in fields:
+            fields["pixels"] = Pixels.from_dict(fields["pixels"])
         return cls(**fields)

@@ -2,9 +2,10 @@
 
 from typing import Any, get_args
 
+from excb.errors import UserError
 from excb.files import records
 from excb.files.records import Field, RecordError, all_of, condition, list_of, number_in
-from excb.networks.architecture import FORBIDDEN, Architecture
+from excb.networks.architecture import FORBIDDEN, MOST_CHANNELS, Architecture
 from excb.networks.preprocessing import Corner, CropMode, Interpolation, Preprocessing
 
 LARGEST_SIDE = 2**14  # pixels
@@ -28,11 +29,22 @@ _side = Field(number_in(1, LARGEST_SIDE, integer=True), f"a whole number of pixe
 PREPROCESSING = {
     "resize": _side,
     "crop": _side,
-    "mean": Field(list_of(records.number, 3), "three numbers"),
-    "std": Field(list_of(all_of(records.number, condition(lambda value: value > 0)), 3), "three numbers above 0"),
+    "mean": Field(list_of(records.number), "numbers"),
+    "std": Field(list_of(all_of(records.number, condition(lambda value: value > 0))), "numbers above 0"),
     "interpolation": _one_of(Interpolation),
     "crop_mode": _one_of(CropMode),
     "corner": _one_of(Corner),
+    "pixels": Field(
+        records.record_of(
+            {
+                "channels": number_in(1, MOST_CHANNELS, integer=True),
+                "low": list_of(records.number),
+                "high": list_of(records.number),
+                "origin": records.one_of("8-bit", "declared", "measured"),
+            }
+        ),
+        "a table of channels, low, high and origin",
+    ),
 }
 _ARCHITECTURE = {
     "name": Field(records.matching(r"(timm:|torchvision:)?[A-Za-z0-9]\w*(\.\w+)?"), "a plain name"),
@@ -51,4 +63,13 @@ def architecture_from(values: dict[str, Any]) -> Architecture:
 def preprocessing_from(values: dict[str, Any]) -> Preprocessing:
     """The preprocessing in a file's record, with defaults. Raises RecordError for an unknown or invalid field."""
     records.check_record(values, PREPROCESSING, what="preprocessing")
-    return Preprocessing.from_dict(values)
+    try:
+        preprocessing = Preprocessing.from_dict(values)
+    except UserError as error:  # a range that is none
+        raise RecordError(f"preprocessing: {error}") from None
+    counts = len(preprocessing.mean), len(preprocessing.std)
+    if set(counts) != {preprocessing.channels}:
+        raise RecordError(
+            f"preprocessing has {counts[0]} means and {counts[1]} std for {preprocessing.channels} channels"
+        )
+    return preprocessing

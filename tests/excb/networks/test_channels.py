@@ -1,13 +1,21 @@
-"""Networks of images of any number of channels, and weights adapted to them from three."""
+"""Networks of images of any number of channels, their preprocessing, and weights adapted to them from three."""
 
+from typing import Any
+
+import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 from excb.checkpoint.coverage import blueprint
 from excb.errors import UserError
+from excb.files.records import RecordError
+from excb.images.pixels import Pixels
 from excb.networks.architecture import Architecture
 from excb.networks.backbone import check_resolution, image_channels
 from excb.networks.channels import adapted_weights
+from excb.networks.preprocessing import Preprocessing
+from excb.networks.rules import preprocessing_from
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -75,3 +83,54 @@ def test_other_first_layers_are_refused() -> None:
 
 def test_a_blueprint_has_the_channels() -> None:
     assert blueprint(SMALL[0].of_channels(5))["blocks.0.0.weight"].shape[1] == 5
+
+
+def preprocessing(channels: int, **fields: Any) -> Preprocessing:
+    means, stds = tuple(0.1 + np.arange(channels) / 20), tuple(0.2 + np.arange(channels) / 20)
+    return Preprocessing(40, 32, means, stds, pixels=Pixels(channels), **fields)
+
+
+@pytest.mark.parametrize("crop_mode", ["center", "squash", "border"])
+def test_every_channel_is_cut_as_one_of_a_colour_image(crop_mode: Any) -> None:
+    values = np.random.default_rng(0).integers(0, 256, (50, 70, 6)).astype(np.uint8)
+    whole, parts = preprocessing(6, crop_mode=crop_mode), list[torch.Tensor]()
+    for three in (slice(0, 3), slice(3, 6)):
+        colours = Preprocessing(40, 32, whole.mean[three], whole.std[three], crop_mode=crop_mode)
+        parts.append(colours(np.ascontiguousarray(values[..., three])))
+    assert torch.equal(whole(values), torch.cat(parts))
+
+
+def test_eight_bit_images_in_memory_are_channels_already() -> None:
+    grey = np.random.default_rng(0).integers(0, 256, (40, 40)).astype(np.uint8)
+    one, deep = preprocessing(1), Preprocessing(40, 32, pixels=Pixels(3, (0.0,), (4095.0,), "declared"))
+    assert torch.equal(one(grey), one(Image.fromarray(grey)))
+    assert torch.equal(one(grey), one(grey[..., None]))
+    assert torch.equal(deep(Image.fromarray(grey)), Preprocessing(40, 32)(grey))
+    assert torch.equal(
+        deep(Image.fromarray(np.full((40, 40), 4095, np.uint16))), deep(np.full((40, 40), 255, np.uint8))
+    )
+
+
+def test_the_record_comes_back_and_old_ones_stay_as_they_are() -> None:
+    assert preprocessing_from(preprocessing(12).to_dict()) == preprocessing(12)
+    assert "pixels" not in Preprocessing().to_dict()
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"mean": [0.5], "std": [0.5] * 3},
+        {"mean": [0.5] * 4, "std": [0.5] * 4},
+        {"mean": [0.5], "std": [0.5], "pixels": {"channels": 2, "low": [0], "high": [9], "origin": "declared"}},
+        {"mean": [0.5], "std": [0.5], "pixels": {"channels": 1, "low": [9], "high": [0], "origin": "declared"}},
+        {"mean": [0.5], "std": [0.5], "pixels": {"channels": 1, "low": [0], "high": [9], "origin": "guessed"}},
+    ],
+)
+def test_records_that_contradict_themselves_are_refused(values: dict[str, Any]) -> None:
+    with pytest.raises(RecordError):
+        preprocessing_from(values)
+
+
+def test_images_of_other_channels_are_refused() -> None:
+    with pytest.raises(UserError, match=r"12 channels is uint8 pixels \[H, W, 12\].*not uint8 \[9, 9, 3\]"):
+        preprocessing(12)(np.zeros((9, 9, 3), np.uint8))
