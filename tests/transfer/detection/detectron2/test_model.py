@@ -262,7 +262,7 @@ def test_weights_that_do_not_fit(resnet: nn.Module) -> None:
         (shape, r"1 differ in shape \(stem.conv1.weight, ...\)"),
         (broken, r"1 are not finite \(stem.conv1.norm.bias, ...\)"),
         (backbone(resnet18()), "choose a ResNet-50"),
-        ({"blocks.0.attn.qkv.weight": torch.zeros(1)}, "no tensor of a torchvision ResNet"),
+        ({"blocks.0.attn.qkv.weight": torch.zeros(1)}, "is not a tensor of a torchvision ResNet"),
     ):
         with pytest.raises(UserError, match=fault) as error:
             detector(config, extra_norm=True, backbone=tensors)
