@@ -18,16 +18,20 @@ from excb.files import json_text
 from excb.hub import loading
 from excb.images.image_set import Images
 from excb.method import ExCB
-from excb.networks.architecture import POSITIONS, Architecture
+from excb.networks.architecture import CHANNELS, POSITIONS, RGB, Architecture
 from excb.networks.backbone import check_resolution, feature_width, has_batchnorm, uncompiled
 from excb.networks.blocks import Blocks
 
+from .adapt.first_layer import adapted_weights
+from .channels import changes_for
+from .channels import settled as settled_for
 from .data.batch import ViewBatch
 from .distil.distillation import Distillation, TeacherHead
 from .distil.teachers import Teacher
 from .recipe import CLASS_TOKEN_STD, Recipe
 from .step import Trainer
 
+_ADAPTED = "weights repeated in turn, or summed for one channel"
 TEACHERS_PART = "student.distillation."  # tensors that belong to a run's frozen teachers
 
 
@@ -118,7 +122,9 @@ def adopted(recipe: Recipe, note: Callable[[str], None], *, begun: Path | None =
         if field in (known := values.get(section, {})):  # an older run lacks fields that were added since
             value = known[field]
             changes.setdefault(section, {})[field] = tuple(value) if isinstance(value, list) else value
-    settled = replace(recipe, adopts=()).change(**changes)
+    channels = changes.get("model", {}).get("options", {}).get(CHANNELS, RGB)
+    settled = replace(recipe, adopts=()).change(**changes_for(recipe, channels, changes))
+    settled = settled_for(settled, recipe.data.channels or channels)
     if before is None:
         views = settled.views
         sizes = f"{views.global_size} pixels" + (f", local {views.local_size}" if views.local_views else "")
@@ -180,15 +186,23 @@ def start_from(model: ExCB, recipe: Recipe, images: Images) -> str:
     ours = recipe.model.architecture
     # The same weights serve either interpolation of position embeddings, and the run's own is in its checkpoints.
     wanted, built = (replace(each, options=each.foreign_options) for each in (checkpoint.architecture, ours))
+    adapted = wanted.channels == RGB != built.channels
+    if adapted:
+        wanted = wanted.of_channels(built.channels)
     if wanted != built:
         raise UserError(
             f"init={recipe.init} is a {_describe(wanted)}, the recipe's backbone a {_describe(built)}: "
             f"set {_overrides(wanted, built)} or choose another checkpoint"
         )
-    if recipe.adapt.active or not checkpoint.full:
+    if recipe.adapt.active or not checkpoint.full or adapted:
+        tensors, file = checkpoint.tensors, str(checkpoint.file)
+        if adapted:
+            tensors = adapted_weights(tensors, model.teacher.backbone.state_dict(), built.channels, what=file)
         for network in (model.student, model.teacher):
-            stored.load_strictly(network.backbone, checkpoint.tensors, what=str(checkpoint.file))
+            stored.load_strictly(network.backbone, tensors, what=file)
         done = f"backbone from {recipe.init}; heads, centroids and s start from scratch"
+        if adapted:
+            done += f"; its first layer, of {RGB} channels, is adapted to {built.channels} as timm does: {_ADAPTED}"
     else:
         done = _continue(model, checkpoint, images, recipe.init)
     if checkpoint.architecture.positions != ours.positions:

@@ -21,6 +21,7 @@ from excb.hub.backbone import Backbone
 from excb.images.image_set import CodedImages
 from excb.method import Step
 
+from .channels import pixels_of, settled
 from .data.batch import ViewBatch
 from .data.gpu_decoding import GpuDecoder, require_decoder
 from .data.prefetch import prefetch_to_device
@@ -41,6 +42,7 @@ from .step import NotFiniteError
 from .training import judging
 from .training.epoch_end import EpochEnd
 from .training.start import check_run, start
+from .training.statistics import measured
 from .verdict import print_verdict
 
 T = TypeVar("T")
@@ -84,6 +86,8 @@ def run_training(
     Raises:
         UserError: recipe, images or folder cannot make a run, or the loss became NaN or infinite.
     """
+    if not recipe.adopts:  # else the checkpoint that it starts from says which network takes them
+        recipe = all_succeed(lambda: settled(recipe, pixels_of(images).channels, reporter.note))
     all_succeed(lambda: check_run(recipe, images))
     judging.check_references(against)
     if isinstance(images, StreamImages):
@@ -102,6 +106,9 @@ def run_training(
     try:
         begun = place.folder / RECIPE
         recipe = run_on_rank0(lambda: adopted(recipe, reporter.note, begun=begun))
+        recipe = all_succeed(lambda: settled(recipe, pixels_of(images).channels, reporter.note))
+        indexed = images.kept if isinstance(images, StreamImages) else images
+        recipe = run_on_rank0(lambda: measured(recipe, indexed, reporter.note))
         recipe = _with_precision(recipe, folder, device, reporter)
         loop = TrainingLoop(recipe, images, folder, reporter, device, table=table, profile=profile, teachers=teachers)
         return loop.run(against if verdict else None, second=second)

@@ -13,6 +13,7 @@ from excb.files import json_text
 from excb.networks.architecture import known_options
 from excb.options import converted, field_types
 
+from .channels import changes_for
 from .recipe import Recipe
 from .recipes import ALIASES, RECIPES
 
@@ -83,6 +84,8 @@ def replace_fields(recipe: Recipe, values: Mapping[str, Any]) -> Recipe:
         known = known_options(changes["model"]["backbone"])
         changes["model"]["options"] = {name: value for name, value in recipe.model.options.items() if name in known}
     adopts = tuple(name for name in recipe.adopts if not own and name not in values)
+    if (channels := changes.get("data", {}).get("channels")) is not None and not adopts:
+        changes = changes_for(recipe, channels, changes)
     return replace(recipe, adopts=adopts).change(**changes)
 
 
@@ -108,7 +111,7 @@ def value_of_text(text: str, annotation: Any) -> Any:
         return None if nothing and not unset else value_of_text(text, parts[0])
     if origin is tuple:
         several = parts[-1] is Ellipsis
-        items = [] if nothing else (text if several else text.strip("()[] ")).split(",")
+        items = [] if nothing else (text if parts[0] is str else text.strip("()[] ")).split(",")
         fits = several or len(items) == len(parts)
         return tuple(value_of_text(item.strip(), parts[0]) for item in items) if fits else text
     if annotation is bool:
@@ -154,7 +157,7 @@ def from_dict(values: dict[str, Any]) -> Recipe:
             raise KeyError(*sorted(unknown))
         for field in stored:
             # Sections that earlier versions lacked: off by default.
-            value = values.get(field.name, {}) if field.name in ("adapt", "distil") else values[field.name]
+            value = values.get(field.name, {}) if field.name in ("data", "adapt", "distil") else values[field.name]
             kind: Any = typing.get_type_hints(Recipe)[field.name]
             if isinstance(kind, type) and dataclasses.is_dataclass(kind):
                 fields = {n: tuple(v) if isinstance(v, list) else v for n, v in value.items()}

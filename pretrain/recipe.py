@@ -12,7 +12,8 @@ from typing import Any, Literal
 
 from excb.balancing.table import BALANCERS
 from excb.errors import require
-from excb.networks.architecture import POSITIONS, Architecture
+from excb.images.pixels import Pixels
+from excb.networks.architecture import MOST_CHANNELS, POSITIONS, RGB, Architecture
 from excb.networks.preprocessing import IMAGENET_MEAN, IMAGENET_STD, Preprocessing
 from excb.objective.table import AUTO, BACKENDS
 from excb.options import option, require_choices
@@ -21,6 +22,40 @@ from excb.settings import MethodSettings
 from .distil.settings import DistilSettings
 
 CLASS_TOKEN_STD = 1e-6  # of a new class token, in timm
+COLOURS = ("saturation", "hue", "grey")  # operations of `ViewSettings` that only colour images have
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataSettings:
+    """How stored values of the images become channels, where that is not left to the images."""
+
+    channels: int | None = option(
+        None,
+        "channels of the images; none: as many as they have, three of colour and grey images",
+        source="ours",
+    )
+    range: str | None = option(
+        None,
+        "stored values that become 0 and 255, LOW..HIGH, or one for each channel with commas between; none: 0..255 of "
+        "8-bit images",
+        source="ours",
+    )
+
+    @property
+    def pixels(self) -> Pixels | None:
+        """The declared record of pixels; None where nothing is declared."""
+        channels = self.channels or RGB
+        if self.range is not None:
+            return Pixels.declared(self.range, channels)
+        return None if self.channels is None else Pixels(channels)
+
+    def __post_init__(self) -> None:
+        require(
+            self.channels is None or 1 <= self.channels <= MOST_CHANNELS,
+            f"data.channels must lie between 1 and {MOST_CHANNELS:,}, or be none",
+        )
+        if self.range is not None:
+            Pixels.declared(self.range, len(self.range.split(",")))  # which refuses what is no range
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,9 +131,15 @@ class ViewSettings:
     solarize: tuple[float, float] = option(
         (0.0, 0.2), "probability of solarization in odd and even global views", source="BYOL"
     )
-    mean: tuple[float, float, float] = option(IMAGENET_MEAN, "channel means of the normalisation", source="ImageNet")
-    std: tuple[float, float, float] = option(
-        IMAGENET_STD, "channel standard deviations", source="ImageNet (authors' code: 0.228 for red, a slip)"
+    mean: tuple[float, ...] = option(
+        IMAGENET_MEAN,
+        "channel means of the normalisation; none: measured on the images, as always for other than three channels",
+        source="ImageNet",
+    )
+    std: tuple[float, ...] = option(
+        IMAGENET_STD,
+        "channel standard deviations; none: measured",
+        source="ImageNet (authors' code: 0.228 for red, a slip)",
     )
     eval_resize: int = option(256, "shorter side in evaluation, in pixels", paper="256")
     eval_crop: int = option(224, "side of the central crop in evaluation, in pixels", paper="224")
@@ -141,8 +182,9 @@ class ViewSettings:
 
     @property
     def preprocessing(self) -> Preprocessing:
-        """How images are prepared for evaluating the network."""
-        return Preprocessing(self.eval_resize, self.eval_crop, self.mean, self.std)
+        """How images are prepared for evaluating the network; their set's record of pixels holds for stored values."""
+        pixels = Pixels(len(self.mean) or RGB)
+        return Preprocessing(self.eval_resize, self.eval_crop, self.mean, self.std, pixels=pixels)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -388,6 +430,7 @@ class Recipe:
     init: str | None = None  # a loadable backbone or full checkpoint to start from
     # Fields that the checkpoint of `init` decides, as "section.field", until `initialise.adopted` has settled them.
     adopts: tuple[str, ...] = ()
+    data: DataSettings = field(default_factory=DataSettings)
     model: ModelSettings = field(default_factory=ModelSettings)
     method: MethodSettings = field(default_factory=MethodSettings)
     views: ViewSettings = field(default_factory=ViewSettings)
@@ -438,6 +481,29 @@ class Recipe:
             "the loss has no pair of views: views.global_views=1 needs method.predictor=true or "
             "method.projector_on_local=true",
         )
+        if not self.adopts:  # else the checkpoint says which network it is
+            self._check_channels()
+
+    def _check_channels(self) -> None:
+        channels, views = self.channels, self.views
+        for name in ("mean", "std"):
+            count = len(getattr(views, name))
+            require(
+                count in (0, channels),
+                f"views.{name} has {count} numbers for images of {channels} channels: give {channels}, or none to have "
+                "them measured",
+            )
+        colours = [] if channels == RGB else [name for name in COLOURS if getattr(views, name)]
+        require(
+            not colours,
+            f"views.{' and views.'.join(colours)} are operations on colours, which images of {channels} channels have "
+            f"not: set them to 0, or name the channels by data.channels={channels}, which switches them off",
+        )
+
+    @property
+    def channels(self) -> int:
+        """C, of the images that the network takes."""
+        return self.model.architecture.channels
 
     @property
     def starts_centroids(self) -> bool:
@@ -499,4 +565,6 @@ class Recipe:
         """Plain values, by section, for JSON and checkpoints (tuples become lists)."""
         values: dict[str, Any] = json.loads(json.dumps(dataclasses.asdict(self)))
         del values["adopts"]  # how values came about, as whether a command line named them
+        if self.data == DataSettings():  # as in older files
+            del values["data"]
         return values

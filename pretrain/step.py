@@ -19,6 +19,7 @@ from excb.distributed.parallel import average_gradients
 from excb.errors import UserError, require
 from excb.method import Clustered, Distilled, ExCB, Step
 from excb.networks.activation_checkpointing import recompute_blocks
+from excb.networks.architecture import RGB
 from excb.networks.backbone import strides_over_one_pixel
 from excb.networks.depth import depths, layer_count
 from excb.networks.lora import add_lora
@@ -219,7 +220,8 @@ class Trainer:
         if release is not None:  # before k-means, which must see the frozen backbone
             release.apply(schedules.first_released(0))
         self._parallel = self._averaging()
-        fused = recipe.efficiency.fused and not triton_obstacle(device)
+        # The kernels know three channels.
+        fused = recipe.efficiency.fused and recipe.channels == RGB and not triton_obstacle(device)
         self._augment = augment_fused if fused else augment
         precision = recipe.efficiency.precision
         assert precision != "auto"
@@ -240,7 +242,7 @@ class Trainer:
         )
 
     def views(self, crops: Tensor | None, parameters: Tensor | None) -> Tensor | None:
-        """Augment crops [V, B, S, S, 3] into views [V, B, 3, S, S] on the device."""
+        """Augment crops [V, B, S, S, C] into views [V, B, C, S, S] on the device."""
         if crops is None or parameters is None:
             return None
         moved = crops.flatten(0, 1).to(self.device, non_blocking=True)

@@ -18,8 +18,8 @@ from excb.errors import UserError, nearest_name
 from excb.files.atomic import new_file
 from excb.hub import loading
 from excb.hub.backbone import Backbone, Entry
-from excb.networks.architecture import TORCHVISION
-from excb.networks.backbone import feature_width
+from excb.networks.architecture import RGB, TORCHVISION
+from excb.networks.backbone import feature_width, image_channels
 
 from .snippet import write_snippet
 
@@ -57,7 +57,7 @@ def export(
               set its `fc` to `torch.nn.Identity()` first.
             - "timm": a file that `timm.create_model(NAME, num_classes=0)` takes.
             - "detectron2": a .pkl for MODEL.WEIGHTS, and beside it a .pkl.yaml with matching settings.
-            - "onnx": a file [B, 3, crop, crop] "images" -> [B, D] "features", for any B.
+            - "onnx": a file [B, C, crop, crop] "images" -> [B, D] "features", for any B.
 
             safetensors and ONNX files hold the preprocessing as well, as JSON in their metadata.
 
@@ -144,6 +144,14 @@ def _check_network(supported: bool, backbone: Backbone, program: str) -> None:
         raise UserError(f"{program} has no {name}: choose another --format; excb and onnx take every network")
 
 
+def _check_rgb(backbone: Backbone, program: str) -> None:
+    if (channels := image_channels(backbone.network)) != RGB:
+        raise UserError(
+            f"{program} builds networks of images of {RGB} channels, and this one takes {channels}: choose --format "
+            "excb, timm or onnx"
+        )
+
+
 def _preprocessing(backbone: Backbone) -> dict[str, str]:
     return {"preprocessing": json.dumps(backbone.transform.to_dict())}
 
@@ -151,6 +159,7 @@ def _preprocessing(backbone: Backbone) -> dict[str, str]:
 def _torchvision(backbone: Backbone, out: Path) -> None:
     name = backbone.entry.architecture.name
     _check_network(name in TORCHVISION or name.startswith("torchvision:"), backbone, "torchvision")
+    _check_rgb(backbone, "torchvision")
     _write_state(backbone, out)
 
 
@@ -184,6 +193,7 @@ class _ArrayPickler(pickle.Pickler):
 
 def _detectron2(backbone: Backbone, out: Path) -> None:
     _check_network(backbone.entry.architecture.name in TORCHVISION, backbone, "Detectron2")
+    _check_rgb(backbone, "Detectron2")
     _check_suffix(out, ".pkl")
     tensors = detectron2_names(backbone.network.state_dict())
     buffer = io.BytesIO()
@@ -224,11 +234,11 @@ def _onnx(backbone: Backbone, out: Path) -> None:
     if missing := [name for name in ("onnx", "onnxscript") if importlib.util.find_spec(name) is None]:
         raise UserError(f"--format onnx needs {' and '.join(missing)}: pip install onnx onnxscript")
     checker: Any = importlib.import_module("onnx.checker")
-    side = backbone.transform.crop
+    side, channels = backbone.transform.crop, image_channels(backbone.network)
     try:
         program = torch.onnx.export(
             backbone.network,
-            (torch.zeros(2, 3, side, side),),  # a batch of one would be exported as a constant
+            (torch.zeros(2, channels, side, side),),  # a batch of one would be exported as a constant
             input_names=["images"],
             output_names=["features"],
             dynamic_shapes=({0: torch.export.Dim("batch")},),

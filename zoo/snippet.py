@@ -4,7 +4,7 @@ from pathlib import Path
 
 from excb.files.atomic import write_text
 from excb.hub.backbone import Backbone
-from excb.networks.architecture import Architecture
+from excb.networks.architecture import CHANNELS, Architecture
 
 SUFFIX = ".load.py"  # of the file beside an export
 
@@ -48,13 +48,15 @@ def snippet(written: Path, kind: str, backbone: Backbone) -> str:
         )
     return (
         f"{images}import onnxruntime\n\nsession = onnxruntime.InferenceSession({path})\n"
-        'features = lambda images: session.run(None, {"images": images})[0]  # [B, 3, S, S] float32 -> [B, D]\n'
+        'features = lambda images: session.run(None, {"images": images})[0]  # [B, C, S, S] float32 -> [B, D]\n'
     )
 
 
 def _timm(path: str, architecture: Architecture) -> str:
     name, own = architecture.timm_name, architecture.foreign_options
-    options = "".join(f", {option}={value!r}" for option, value in own.items()) if name else ""
+    if not name:  # a ResNet's other options change its start alone
+        own = {option: value for option, value in own.items() if option == CHANNELS}
+    options = "".join(f", {option}={value!r}" for option, value in own.items())
     name = name or architecture.name  # a ResNet, which has the same tensors in torchvision and timm
     arguments = f"{name!r}, num_classes=0, checkpoint_path={path}{options}"
     return f"import timm\n\nbackbone = timm.create_model({arguments}).eval()\n"

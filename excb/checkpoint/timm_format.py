@@ -6,7 +6,7 @@ from typing import Any, get_args
 import torch
 
 from excb.errors import require
-from excb.networks.architecture import Architecture
+from excb.networks.architecture import CHANNELS, RGB, Architecture
 from excb.networks.preprocessing import CropMode, Interpolation, Preprocessing
 
 # What is kept of timm's own files besides the network and its inputs.
@@ -32,7 +32,7 @@ def config_for(architecture: Architecture, preprocessing: Preprocessing, width: 
         "num_features": width,
         "pretrained_cfg": {
             "num_classes": 0,
-            "input_size": [3, preprocessing.crop, preprocessing.crop],
+            "input_size": [architecture.channels, preprocessing.crop, preprocessing.crop],
             "mean": list(preprocessing.mean),
             "std": list(preprocessing.std),
             "crop_pct": _crop_share(preprocessing.crop, preprocessing.resize),
@@ -51,7 +51,7 @@ def _model_args(architecture: Architecture) -> dict[str, Any]:
     from timm.models import VisionTransformer, get_pretrained_cfg
 
     if architecture.timm_name is None:
-        return {}
+        return {CHANNELS: architecture.channels} if architecture.channels != RGB else {}
     with torch.device("meta"):  # takes no memory and no random numbers
         network = architecture.build()
     stated: dict[str, Any] = {}

@@ -22,6 +22,7 @@ from excb.files.atomic import write_bytes
 from excb.hub.backbone import Backbone
 from excb.images import photographs
 from excb.images.photographs import PHOTOGRAPHS, SPLITS, PhotographError, photograph
+from excb.networks.architecture import RGB
 from excb.networks.backbone import check_resolution, evaluating
 
 PICTURES = ("astronaut", "cat", "coffee", "motorcycle")  # PNG files, which every decoder reads alike
@@ -54,18 +55,19 @@ def expected(backbone: Backbone) -> dict[str, Tensor]:
 
     Returns:
         "photographs": SHA-256 of each one's pixels, uint8 [4, 32]. "network": features of inputs that no preprocessing
-        made, [4, D]. "colours": mean inputs of 4 x 4 areas of each preprocessed photograph, [4, 3, 4, 4]. "features":
+        made, [4, D]. "colours": mean inputs of 4 x 4 areas of each preprocessed photograph, [4, C, 4, 4]. "features":
         of the preprocessed photographs, [4, D].
 
     Raises:
         PhotographError: a photograph is not installed.
     """
     pictures = [photograph(name) for name in PICTURES]
-    inputs = torch.stack([backbone.transform(picture) for picture in pictures])
+    channels = backbone.transform.channels
+    inputs = torch.stack([backbone.transform(_shown(picture, channels)) for picture in pictures])
     digests = [bytearray(hashlib.sha256(picture.tobytes()).digest()) for picture in pictures]
     return {
         "photographs": torch.stack([torch.frombuffer(digest, dtype=torch.uint8) for digest in digests]),
-        "network": _features(backbone.network, _plain_inputs(pictures, backbone.transform.crop)),
+        "network": _features(backbone.network, _plain_inputs(pictures, backbone.transform.crop, channels)),
         "colours": F.adaptive_avg_pool2d(inputs, AREAS),
         "features": _features(backbone.network, inputs),
     }
@@ -118,11 +120,16 @@ def _largest(computed: Tensor, stored: Tensor) -> float:
     return float((computed - stored).abs().max())
 
 
-def _plain_inputs(pictures: list[Image.Image], side: int) -> Tensor:
-    """Inputs [N, 3, side, side] of about unit size, made by integers alone: each pixel is one of the photograph."""
+def _shown(picture: Image.Image, channels: int) -> Image.Image | np.ndarray:
+    """A photograph for a network of so many channels: red, green and blue in turn."""
+    return picture if channels == RGB else np.asarray(picture)[..., np.arange(channels) % RGB]
+
+
+def _plain_inputs(pictures: list[Image.Image], side: int, channels: int) -> Tensor:
+    """Inputs [N, C, side, side] of about unit size, made by integers alone: each pixel is one of the photograph."""
     inputs = []
     for picture in pictures:
-        pixels = torch.from_numpy(np.array(picture)).permute(2, 0, 1)
+        pixels = torch.from_numpy(np.array(_shown(picture, channels))).permute(2, 0, 1)
         rows, columns = (torch.arange(side) * size // side for size in pixels.shape[1:])
         inputs.append(pixels[:, rows][:, :, columns])
     return (torch.stack(inputs).float() - 128) / 64  # exact
@@ -180,7 +187,7 @@ def _as_initialised(network: nn.Module) -> bool:
 
 
 def _patches(backbone: Backbone, *, altered: bool) -> tuple[Tensor, Tensor]:
-    """Inputs of the bank and of the queries, [photographs * count, 3, side, side] each, photograph by photograph."""
+    """Inputs of the bank and of the queries, [photographs * count, C, side, side] each, photograph by photograph."""
     crop = backbone.transform.crop
     side = next((side for side in SIDES if side < crop and _takes(backbone.network, side)), crop)
     transform = replace(backbone.transform, resize=side, crop=side)
@@ -188,9 +195,9 @@ def _patches(backbone: Backbone, *, altered: bool) -> tuple[Tensor, Tensor]:
     queries: list[Tensor] = []
     for number, name in enumerate(PHOTOGRAPHS):
         black, white = (photographs.patches(name, *cut, PATCH) for cut in zip(SPLITS, (BANK, QUERIES), strict=True))
-        bank += [transform(patch) for patch in black]
+        bank += [transform(_shown(patch, transform.channels)) for patch in black]
         cut = (_altered(patch, number, index) if altered else patch for index, patch in enumerate(white))
-        queries += map(transform, cut)
+        queries += [transform(_shown(patch, transform.channels)) for patch in cut]
     return torch.stack(bank), torch.stack(queries)
 
 
@@ -238,7 +245,7 @@ def _shuffled(network: nn.Module) -> nn.Module:
 
 @torch.no_grad()
 def _recompute_statistics(network: nn.Module, inputs: Tensor) -> None:
-    """Give BatchNorms the statistics of these inputs [N, 3, H, W]: with others, a random network would do too badly."""
+    """Give BatchNorms the statistics of these inputs [N, C, H, W]: with others, a random network would do too badly."""
     layers = [layer for layer in network.modules() if isinstance(layer, nn.modules.batchnorm._BatchNorm)]
     with evaluating(network):
         for layer in layers:

@@ -41,7 +41,7 @@ PIECE = 2**22  # similarities that are in memory at once
 
 
 class PatchRows(nn.Module):
-    """Features of a network's inputs, [B, 3, H, W] -> [B, 8 x CENTROIDS]: quarters x signs x centroids.
+    """Features of a network's inputs, [B, C, H, W] -> [B, 8 x CENTROIDS]: quarters x signs x centroids.
 
     All rows are 0 before `fit_patches`. Sides below `SIDE` pixels are enlarged to it.
 
@@ -52,16 +52,16 @@ class PatchRows(nn.Module):
 
     mean: Tensor
     std: Tensor
-    projection: Tensor  # [3 x SIDE^2, CENTROIDS]: whitens, and compares with the centroids
+    projection: Tensor  # [C x SIDE^2, CENTROIDS]: whitens, and compares with the centroids
     offset: Tensor  # [CENTROIDS]: the projection of the mean patch
     row_mean: Tensor  # [8 x CENTROIDS], of the rows of training images before they are standardised
     row_std: Tensor
 
     def __init__(self, mean: Sequence[float], std: Sequence[float]) -> None:
         super().__init__()
-        self.register_buffer("mean", torch.tensor(mean).view(3, 1, 1))
-        self.register_buffer("std", torch.tensor(std).view(3, 1, 1))
-        self.register_buffer("projection", torch.zeros(3 * SIDE * SIDE, CENTROIDS))
+        self.register_buffer("mean", torch.tensor(mean).view(-1, 1, 1))
+        self.register_buffer("std", torch.tensor(std).view(-1, 1, 1))
+        self.register_buffer("projection", torch.zeros(len(mean) * SIDE * SIDE, CENTROIDS))
         self.register_buffer("offset", torch.zeros(CENTROIDS))
         self.register_buffer("row_mean", torch.zeros(8 * CENTROIDS))
         self.register_buffer("row_std", torch.ones(8 * CENTROIDS))
@@ -98,7 +98,7 @@ def _stride(side: int) -> int:
 
 
 def normalised(patches: Tensor) -> Tensor:
-    """Patches [..., 3 x SIDE^2] less their means, divided by their standard deviations."""
+    """Patches [..., C x SIDE^2] less their means, divided by their standard deviations."""
     centred = patches - patches.mean(-1, keepdim=True)
     return centred * (centred.square().mean(-1, keepdim=True) + CONTRAST).rsqrt_()
 
@@ -121,14 +121,14 @@ def fitted(images: Images, preprocessing: Preprocessing, *, seed: int = 0, worke
 
 
 def read_sample(images: Images, preprocessing: Preprocessing, *, seed: int = 0, workers: int = 0) -> Tensor:
-    """Inputs [N, 3, H, W] of images that are evenly spread over a set: one is drawn from each of N equal stretches.
+    """Inputs [N, C, H, W] of images that are evenly spread over a set: one is drawn from each of N equal stretches.
 
     N is at most `IMAGES`, and less where inputs are large: they hold at most `MEMORY` numbers.
 
     Raises:
         UserError: none of the images can be read.
     """
-    number = min(len(images), IMAGES, max(1, MEMORY // (3 * preprocessing.crop**2)))
+    number = min(len(images), IMAGES, max(1, MEMORY // (preprocessing.channels * preprocessing.crop**2)))
     edges = np.arange(number + 1) * len(images) // max(1, number)
     drawn = np.random.default_rng(seed).integers(edges[:-1], edges[1:])
     inputs = extract(nn.Identity(), Inputs(Subset(images, drawn), preprocessing), workers=workers).rows
@@ -144,7 +144,7 @@ def fit_patches(rows: PatchRows, inputs: Tensor, *, seed: int = 0) -> None:
 
     Args:
         rows: on the CPU.
-        inputs: [N, 3, H, W] of training images.
+        inputs: [N, C, H, W] of training images.
         seed: of the choice of patches, and of the first centroids.
     """
     random = torch.Generator().manual_seed(seed)
@@ -159,11 +159,11 @@ def fit_patches(rows: PatchRows, inputs: Tensor, *, seed: int = 0) -> None:
 
 
 def _random_patches(pixels: Tensor, each: int, random: torch.Generator) -> Tensor:
-    """`each` patches of every image [N, 3, H, W] at random places, normalised: [N x each, 3 x SIDE^2]."""
+    """`each` patches of every image [N, C, H, W] at random places, normalised: [N x each, C x SIDE^2]."""
     places = torch.rand(2, len(pixels), each, 1, 1, generator=random)
     top, left = ((place * (side - SIDE + 1)).long() for place, side in zip(places, pixels.shape[2:], strict=True))
     inside, image = torch.arange(SIDE), torch.arange(len(pixels)).view(-1, 1, 1, 1)
-    patches = pixels.permute(0, 2, 3, 1)[image, top + inside[:, None], left + inside]  # [N, each, SIDE, SIDE, 3]
+    patches = pixels.permute(0, 2, 3, 1)[image, top + inside[:, None], left + inside]  # [N, each, SIDE, SIDE, C]
     return normalised(patches.permute(0, 1, 4, 2, 3).flatten(2).flatten(0, 1))
 
 

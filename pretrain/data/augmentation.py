@@ -4,7 +4,10 @@ The results are those of torchvision's functions in floating point, to 5e-6 for 
 except for values at solarization's threshold. Operations work plane by plane and in place, to make few passes over
 memory, and never branch on single values, which would cost more than all the arithmetic.
 
-Letters: R rows, S side in pixels, P parameters per row.
+Images of other than three channels have no colours: saturation, hue and grey leave them as they are, and contrast is
+around the mean of all channels.
+
+Letters: R rows, C channels, S side in pixels, P parameters per row.
 """
 
 import itertools
@@ -27,10 +30,11 @@ TILE = 64  # rows or columns that a blur computes at once
 # Columns of a row of parameters.
 FLIP, JITTER, ORDER, BRIGHTNESS, CONTRAST, SATURATION, HUE, GREYED, SIGMA, SOLARIZE = range(10)
 PARAMETERS = 10
+RGB, PLANES = 3, 6  # channels of colour images, and planes that the hue takes
 
 # One number for each of P parameters: for one row a float, for R rows a tensor [R, 1, 1, 1].
 Numbers = Sequence[float] | Tensor
-# Changes images [R, 3, S, S] in place by their parameters; the planes [R, 6, S, S] are scratch memory.
+# Changes images [R, C, S, S] in place by their parameters; the planes [R, PLANES or C, S, S] are scratch memory.
 Operation = Callable[[Tensor, Numbers, Tensor], object]
 
 
@@ -38,12 +42,12 @@ def augment(crops: Tensor, parameters: Tensor, settings: ViewSettings) -> Tensor
     """Augment and normalise crops, every row by its own parameters.
 
     Args:
-        crops: uint8 [R, S, S, 3], on the device to work on.
+        crops: uint8 [R, S, S, C], on the device to work on.
         parameters: float32 [R, P], on the CPU, so that selecting the rows of an operation does not wait for a GPU.
         settings: the recipe's views.
 
     Returns:
-        float32 [R, 3, S, S], channels-last in memory.
+        float32 [R, C, S, S], channels-last in memory.
     """
     crops = crops.permute(0, 3, 1, 2)
     views = torch.empty(crops.shape, device=crops.device, memory_format=torch.channels_last)
@@ -58,16 +62,16 @@ def one_by_one(crops: Tensor, parameters: Tensor, kernel: int) -> Iterator[tuple
     """Apply all operations to one image, then to the next: each stays in the CPU cache.
 
     Args:
-        crops: uint8 [R, 3, S, S].
+        crops: uint8 [R, C, S, S].
         parameters: float32 [R, P].
         kernel: side of the blur's kernel.
 
     Yields:
-        Rows and their augmented images, float32 [rows, 3, S, S] in [0, 1], valid until the next iteration.
+        Rows and their augmented images, float32 [rows, C, S, S] in [0, 1], valid until the next iteration.
     """
-    operations, mask = _operations(kernel), _mask(parameters.numpy())
+    operations, mask = _operations(kernel, crops.shape[1]), _mask(parameters.numpy())
     images = torch.empty(1, *crops.shape[1:])
-    planes = torch.empty(1, 6, *crops.shape[2:])
+    planes = torch.empty(1, max(PLANES, crops.shape[1]), *crops.shape[2:])
     for row, numbers in enumerate(parameters.tolist()):
         rows = slice(row, row + 1)
         images.copy_(crops[rows].flip(3) if numbers[FLIP] else crops[rows]).div_(255)
@@ -86,20 +90,24 @@ def together(crops: Tensor, parameters: Tensor, kernel: int) -> Iterator[tuple[s
     on_device = to_device(parameters, crops.device)
     images = crops.to(torch.float32, memory_format=torch.contiguous_format).div_(255)
     images[rows[0]] = images[rows[0]].flip(3)
-    for operation, selected in zip(_operations(kernel), rows[1:], strict=True):
+    channels, side = crops.shape[1:3]
+    for operation, selected in zip(_operations(kernel, channels), rows[1:], strict=True):
         if len(selected):
             some = images[selected]
-            operation(some, on_device[selected].T[..., None, None, None], some.new_empty(len(some), 6, *some.shape[2:]))
+            planes = some.new_empty(len(some), max(PLANES, channels), side, side)
+            operation(some, on_device[selected].T[..., None, None, None], planes)
             images[selected] = some
     yield slice(None), images
 
 
-def _operations(kernel: int) -> list[Operation]:
+def _operations(kernel: int, channels: int) -> list[Operation]:
     """All operations but the flip. The first 16 are the jitter: each row takes one from each group of four."""
 
     def blur(images: Tensor, numbers: Numbers, _: Tensor) -> None:
         images.copy_(gaussian_blur(images, torch.as_tensor(numbers[SIGMA]).view(-1), kernel))
 
+    if channels != RGB:
+        return [*4 * [_brightness, _contrast, _unchanged, _unchanged], _unchanged, blur, _solarize]
     return [*4 * [_brightness, _contrast, _saturation, _hue], _fade, blur, _solarize]
 
 
@@ -110,8 +118,14 @@ def _mask(parameters: np.ndarray) -> np.ndarray:
     return np.concatenate([jitter.reshape(-1, 16), parameters[:, [GREYED, SIGMA, SOLARIZE]] > 0], axis=1)
 
 
+def _unchanged(_images: Tensor, _numbers: Numbers, _planes: Tensor) -> None:
+    """An operation on colours, of images that have none."""
+
+
 def _grey(images: Tensor, out: Tensor | None = None) -> Tensor:
-    """Images [R, 3, ...] -> [R, 1, ...]."""
+    """Images [R, C, ...] -> [R, 1, ...]."""
+    if images.shape[1] != RGB:
+        return images.mean(1, keepdim=True)
     red, green, blue = images.split(1, dim=1)
     return torch.mul(red, GREY[0], out=out).add_(green, alpha=GREY[1]).add_(blue, alpha=GREY[2])
 
@@ -156,7 +170,7 @@ def _fade(images: Tensor, _: Numbers, planes: Tensor) -> None:
 
 
 def _solarize(images: Tensor, _: Numbers, planes: Tensor) -> None:
-    above = torch.ge(images, SOLARIZE_FROM, out=planes[:, :3])
+    above = torch.ge(images, SOLARIZE_FROM, out=planes[:, : images.shape[1]])
     torch.sub(above, images, out=images).abs_()  # |1 - x| where x is above, |0 - x| elsewhere
 
 
@@ -164,7 +178,7 @@ def gaussian_blur(images: Tensor, sigma: Tensor, kernel: int) -> Tensor:
     """Gaussian blur with each row's own sigma, as torchvision: separable, reflected at the borders.
 
     Args:
-        images: [R, 3, S, S].
+        images: [R, C, S, S].
         sigma: in pixels, [R].
         kernel: side of the kernel, odd; clipped on small images to what reflection allows.
     """

@@ -49,9 +49,9 @@ class Jpegs:
 class ViewBatch:
     """The views of B images, before augmentation."""
 
-    global_crops: Tensor  # [G, B, S, S, 3] uint8
+    global_crops: Tensor  # [G, B, S, S, C] uint8
     global_parameters: Tensor  # [G, B, P]
-    local_crops: Tensor | None  # [L, B, s, s, 3] uint8
+    local_crops: Tensor | None  # [L, B, s, s, C] uint8
     local_parameters: Tensor | None  # [L, B, P]
     samples: Tensor  # [B] int64: the images scheduled, which key the random numbers
     used: Tensor  # [B] int64: the images that the views show, or NO_IMAGE
@@ -108,7 +108,7 @@ def collate(items: Sequence[Item]) -> ViewBatch:
 
 
 def _stacked(arrays: Sequence[np.ndarray]) -> Tensor:
-    """Parameters [views, P] of every image, or crops [views, S, S, 3], where [views, 0, S, S, 3] are none."""
+    """Parameters [views, P] of every image, or crops [views, S, S, C], where [views, 0, S, S, 3] are none."""
     if all(array.ndim < 5 for array in arrays):
         return torch.from_numpy(np.stack(arrays, axis=1))
     return torch.from_numpy(np.concatenate([each if each.ndim == 5 else each[:, None] for each in arrays], axis=1))

@@ -17,6 +17,7 @@ from excb.distributed.machine import to_device
 from excb.errors import UserError, first_line
 from excb.images.image_set import CodedImages
 from excb.images.random_crops import Box
+from excb.networks.architecture import RGB
 
 from ..recipe import Recipe
 from .batch import ViewBatch, collate
@@ -34,6 +35,8 @@ def require_decoder(recipe: Recipe, device: torch.device) -> None:
     """
     if recipe.efficiency.decoder != "nvjpeg":
         return
+    if recipe.channels != RGB:
+        raise UserError(f"efficiency.decoder=nvjpeg decodes JPEGs in RGB, not {recipe.channels} channels: {INSTEAD}")
     if device.type != "cuda":
         raise UserError(f"efficiency.decoder=nvjpeg decodes on a GPU, and this run is on the CPU: {INSTEAD}")
     file = io.BytesIO()

@@ -12,6 +12,7 @@ from excb.distributed.workers import follow_parent
 from excb.images import jpeg
 from excb.images.decoding import BrokenImageError, Source, open_image, open_smaller
 from excb.images.image_set import CodedImages
+from excb.images.pixels import EIGHT_BIT, Pixels
 
 from ..recipe import Recipe
 from .batch import NO_IMAGE, Broken, Item, ViewBatch, collate
@@ -27,6 +28,7 @@ class TrainingViews(Dataset[Item]):
     def __init__(self, images: CodedImages, recipe: Recipe) -> None:
         self._images, self._settings, self._seed = images, recipe.views, recipe.run.seed
         decoder = recipe.efficiency.decoder
+        self._pixels: Pixels = getattr(images, "pixels", EIGHT_BIT)
         self._scaled, self._on_gpu = recipe.efficiency.scaled_decoding, decoder == "nvjpeg"
         self._decoder: jpeg.Decoder = "auto" if decoder == "nvjpeg" else decoder
         self._maker = ViewMaker(recipe.views, seed=recipe.run.seed, epochs=recipe.optim.epochs)
@@ -49,7 +51,7 @@ class TrainingViews(Dataset[Item]):
                 used = replacement
         else:
             # An error raised here would reach the user as a worker's traceback. `BrokenFiles` refuses the run instead.
-            used, pixels, size = NO_IMAGE, np.zeros((1, 1, 3), np.uint8), (1, 1)
+            used, pixels, size = NO_IMAGE, np.zeros((1, 1, self._pixels.channels), np.uint8), (1, 1)
         # The scheduled image keys the random numbers, so the replacement's own views differ when its turn comes.
         arrays = self._maker.cut(pixels, epoch=ref.epoch, sample=ref.sample, views=views, size=size)
         return Item(ref, used, arrays, broken)
@@ -67,6 +69,9 @@ class TrainingViews(Dataset[Item]):
 
     def _open(self, source: Source, ref: SampleRef) -> tuple[np.ndarray, tuple[int, int]]:
         """An image's pixels, perhaps decoded at a reduced size, and its full size."""
+        if self._pixels != EIGHT_BIT:
+            image, size = open_smaller(source, lambda _size: 1, self._pixels)
+            return np.asarray(image), size
         if not self._scaled:
             array = jpeg.decode_jpeg(source, self._decoder)
             if array is None:

@@ -59,7 +59,7 @@ class ViewMaker:
         """Cut some of an image's views.
 
         Args:
-            image: RGB, or its pixels [H, W, 3] uint8.
+            image: RGB, or pixels [H, W, C] uint8.
             epoch: the epoch.
             sample: the image's index in its set.
             views: which views; 0 to G - 1 are the global ones, the local ones follow.
@@ -67,7 +67,7 @@ class ViewMaker:
                 crops are rounded to its pixels.
 
         Returns:
-            Crops [views, S, S, 3] uint8 and parameters [views, P] float32: of the global views among `views`, if any,
+            Crops [views, S, S, C] uint8 and parameters [views, P] float32: of the global views among `views`, if any,
             then of the local ones, if any.
         """
         pixels = np.asarray(image)
@@ -78,7 +78,7 @@ class ViewMaker:
         arrays: list[np.ndarray] = []
         for selected in self._kinds(views):
             side = self._side(selected[0])
-            crops = np.empty((len(selected), side, side, 3), np.uint8)
+            crops = np.empty((len(selected), side, side, pixels.shape[2]), np.uint8)
             for row, view in enumerate(selected):
                 left, top, right, bottom = (round(edge / divisor) for edge in drawn[view][0])
                 crops[row] = resize(pixels[top:bottom, left:right], side, self._settings.interpolation)
@@ -157,7 +157,7 @@ class ViewMaker:
 
 
 def resize(pixels: np.ndarray, side: int, interpolation: str) -> np.ndarray:
-    """Pixels [H, W, 3] uint8 at [side, side, 3], antialiased.
+    """Pixels [H, W, C] uint8 at [side, side, C], antialiased.
 
     Pillow's algorithm in vector instructions, four times as fast. Its weights have fewer bits: on photographs, less
     than 1 % of the values differ from Pillow's by 1 of 255, and hardly any by 2.

@@ -58,11 +58,11 @@ def fake_networks(recipe: Recipe, teachers: Sequence[Teacher] = ()) -> tuple[Fak
 
 
 def fake_views(recipe: Recipe, images: int) -> Views:
-    """Views [G, B, 3, S, S] and [L, B, 3, s, s] of `images` images; call it in the networks' fake mode."""
+    """Views [G, B, C, S, S] and [L, B, C, s, s] of `images` images; call it in the networks' fake mode."""
     views, dtype = recipe.views, value_type(recipe)
 
     def empty(count: int, side: int) -> Tensor:
-        return torch.empty(count, images, 3, side, side, dtype=dtype)
+        return torch.empty(count, images, recipe.channels, side, side, dtype=dtype)
 
     local_views = empty(views.local_views, views.local_size) if views.local_views else None
     return empty(views.global_views, views.global_size), local_views

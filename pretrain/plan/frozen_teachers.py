@@ -14,6 +14,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from excb.hub.backbone import Backbone
+from excb.networks.backbone import image_channels
 
 from ..distil.kept import BATCH
 from ..distil.teachers import Teacher
@@ -114,7 +115,8 @@ def _pass(teacher: Teacher) -> None:
     """Pass `IMAGES` images; call it in a fake mode."""
     side = teacher.transform.crop
     with without_values():
-        teacher.backbone(torch.empty(IMAGES, 3, side, side, dtype=_dtype(teacher.backbone)))
+        channels = image_channels(teacher.backbone)
+        teacher.backbone(torch.empty(IMAGES, channels, side, side, dtype=_dtype(teacher.backbone)))
 
 
 def _dtype(network: nn.Module) -> torch.dtype:
@@ -143,7 +145,7 @@ def measure_once(
 
 @torch.no_grad()
 def _images_per_second(network: nn.Module, side: int, images: int, device: torch.device, seconds: float) -> float:
-    inputs = torch.rand(images, 3, side, side, device=device, dtype=_dtype(network))
+    inputs = torch.rand(images, image_channels(network), side, side, device=device, dtype=_dtype(network))
     passes, elapsed, start = -1, 0.0, 0.0
     while passes < 1 or elapsed < seconds:
         network(inputs)

@@ -15,6 +15,8 @@ from excb.errors import require
 from excb.hub.backbone import Backbone
 from excb.images.image_set import CodedImages
 
+from ..channels import pixels_of
+from ..channels import settled as settled_for
 from ..distil.teachers import Teacher
 from ..precision import resolved
 from ..recipe import Recipe
@@ -87,7 +89,9 @@ def plan_run(
         reporter: of progress.
         teachers: frozen ones that are in memory, by name; the others are loaded as a run loads them.
     """
-    settled = _with_precision(recipe, gpus, gpu)
+    if images is not None:
+        recipe = settled_for(recipe, pixels_of(images).channels)
+    settled = _assumed(_with_precision(recipe, gpus, gpu))
     settled.micro_batch(max(1, gpus or 1))  # what cannot run is refused before networks are traced
     settled.steps_per_epoch(_size(images))
     frozen = frozen_teachers.frozen_teachers_of(settled, teachers)
@@ -111,6 +115,12 @@ def _with_precision(recipe: Recipe, gpus: int | None, gpu: Gpu | None) -> Recipe
         return resolved(recipe, device)
     bf16 = gpu.bf16 if gpu is not None else bool(gpus) or recipe.efficiency.device == "cuda"
     return recipe.change(efficiency={"precision": "bf16" if bf16 else "fp32"})
+
+
+def _assumed(recipe: Recipe) -> Recipe:
+    """The recipe with some mean and deviation where a run measures them: they cost nothing."""
+    views, channels = recipe.views, recipe.channels
+    return recipe.change(views={"mean": views.mean or (0.5,) * channels, "std": views.std or (0.25,) * channels})
 
 
 def _size(images: CodedImages | None) -> int:

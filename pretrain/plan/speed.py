@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from PIL import Image
 
 from excb import seeding
 from excb.distributed.machine import peak_memory
@@ -86,7 +85,7 @@ def random_batch(recipe: Recipe, images: int) -> ViewBatch:
     random = np.random.default_rng(recipe.run.seed)
     different: list[Item] = []
     for sample in range(min(images, DIFFERENT)):
-        image = Image.fromarray(random.integers(0, 256, (SIDE, SIDE, 3), dtype=np.uint8))
+        image = random.integers(0, 256, (SIDE, SIDE, recipe.channels), dtype=np.uint8)
         arrays = [maker.cut(image, epoch=0, sample=sample, views=each) for each in ranges if each]
         different.append(Item(SampleRef(0, sample, sample), sample, list(itertools.chain(*arrays)), []))
     return collate(list(itertools.islice(itertools.cycle(different), images)))

@@ -268,9 +268,10 @@ def recipe_differences(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
 
 def _completed(recipe: dict[str, Any]) -> dict[str, Any]:
     """A stored recipe in today's fields: one that an earlier version did not have has its default, as it had then."""
-    return {
+    completed = {
         section: {field: (recipe.get(section) or {}).get(field, default) for field, default in values.items()}
         if isinstance(values, dict)
         else recipe.get(section)
         for section, values in Recipe(name="").to_dict().items()
     }
+    return completed | {section: recipe[section] for section in ("data",) if section in recipe}  # if it says anything

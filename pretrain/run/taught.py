@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from excb.networks.backbone import evaluating, uncompiled
+from excb.networks.backbone import evaluating, image_channels, uncompiled
 
 BATCH, PASSES = 8, 5  # images in a pass, and passes of which the median counts
 CHEAPER = 0.8  # of a teacher's time or size, from which on a student saves something
@@ -38,12 +38,12 @@ def measure_cost(network: nn.Module, side: int, device: torch.device) -> Network
     """Time a network on random images of `side` pixels, and count its tensors.
 
     Args:
-        network: [B, 3, H, W] -> [B, D], on the device; its modes are restored.
+        network: [B, C, H, W] -> [B, D], on the device; its modes are restored.
         side: of its inputs.
         device: where it is.
     """
     one = next(network.parameters(), torch.empty(0))
-    images = torch.randn(BATCH, 3, side, side, device=device, dtype=one.dtype)
+    images = torch.randn(BATCH, image_channels(network), side, side, device=device, dtype=one.dtype)
     seconds = []
     with evaluating(network), uncompiled(network):
         for _ in range(PASSES + 1):  # the first one warms up

@@ -1,7 +1,7 @@
 """The state of a run: all that a checkpoint holds, gathered from its parts and restored into them."""
 
 import dataclasses
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -11,6 +11,7 @@ from excb.distributed.collectives import rank
 from excb.errors import UserError, first_line
 from excb.images.image_set import Images
 
+from ..channels import pixels_of
 from ..data.broken_files import BrokenFiles
 from ..data.feed import BatchFeed
 from ..recipe import Recipe
@@ -52,7 +53,7 @@ class RunState:
             "step": progress.step,
             "epoch": self.epochs_done,
             "architecture": dataclasses.asdict(recipe.model.architecture),
-            "preprocessing": recipe.views.preprocessing.to_dict(),
+            "preprocessing": replace(recipe.views.preprocessing, pixels=pixels_of(self.images)).to_dict(),
             "recipe": recipe.to_dict(),
             "data": facts_of_images(self.images),
             "model": state_tensors(self.trainer.model),

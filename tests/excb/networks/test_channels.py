@@ -1,4 +1,4 @@
-"""Networks of images of any number of channels, their preprocessing, and weights adapted to them from three."""
+"""Networks of images of any number of channels, and their preprocessing."""
 
 from typing import Any
 
@@ -13,7 +13,6 @@ from excb.files.records import RecordError
 from excb.images.pixels import Pixels
 from excb.networks.architecture import Architecture
 from excb.networks.backbone import check_resolution, image_channels
-from excb.networks.channels import adapted_weights
 from excb.networks.preprocessing import Preprocessing
 from excb.networks.rules import preprocessing_from
 
@@ -59,26 +58,6 @@ def test_networks_of_rgb_alone_say_so(name: str) -> None:
 def test_nonsense_is_refused(value: object) -> None:
     with pytest.raises(UserError, match="in_chans is a number from 1 to 4,096"):
         Architecture("conv4", {"in_chans": value}).build()
-
-
-@pytest.mark.parametrize("architecture", SMALL, ids=lambda each: each.name)
-@pytest.mark.parametrize("channels", [1, 6, 12])
-def test_equal_channels_give_what_grey_images_gave(architecture: Architecture, channels: int) -> None:
-    theirs = architecture.build().eval()
-    ours = architecture.of_channels(channels).build().eval()
-    ours.load_state_dict(adapted_weights(theirs.state_dict(), ours.state_dict(), channels, what="it"))
-    grey = torch.rand(2, 1, 32, 32, generator=torch.Generator().manual_seed(0))
-    torch.testing.assert_close(
-        ours(grey.expand(-1, channels, -1, -1)), theirs(grey.expand(-1, 3, -1, -1)), rtol=1e-4, atol=1e-5
-    )
-
-
-def test_other_first_layers_are_refused() -> None:
-    tensors = {"stem.weight": torch.zeros(8, 48, 3, 3)}
-    with pytest.raises(UserError, match=r"it cannot be adapted from 3 channels to 12: stem\.weight is \[8, 48, 3, 3\]"):
-        adapted_weights(tensors, {"stem.weight": torch.zeros(8, 192, 3, 3)}, 12, what="it")
-    with pytest.raises(UserError, match="cannot be adapted"):
-        adapted_weights({"fc.weight": torch.zeros(8, 3)}, {"fc.weight": torch.zeros(8, 4)}, 4, what="it")
 
 
 def test_a_blueprint_has_the_channels() -> None:
