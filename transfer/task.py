@@ -25,7 +25,8 @@ from excb.hub.loading import load
 from excb.hub.resolve import UNTRAINED
 from excb.images.image_set import Images
 from excb.images.scanning import scan_folder
-from excb.networks.backbone import check_resolution
+from excb.networks.architecture import RGB
+from excb.networks.backbone import check_resolution, image_channels
 from excb.networks.features import Kind
 from excb.networks.preprocessing import Preprocessing
 from excb.references import patches, untrained
@@ -374,6 +375,16 @@ def backbone_of(
     return backbone
 
 
+def require_colours(backbone: nn.Module, protocol: str) -> None:
+    """Raise UserError for a network of other than RGB images, where a protocol knows nothing else."""
+    channels = image_channels(backbone)
+    require(
+        channels == RGB,
+        f"{protocol} takes networks of {RGB} channels, and this one takes images of {channels}: choose knn, linear, "
+        "finetune, retrieval or layers",
+    )
+
+
 def _name(entry: Entry) -> str:
     """The name of a checkpoint: the catalogue's name, or its run with the step, or its file."""
     if entry.checkpoint is not None:
@@ -410,7 +421,7 @@ def largest_batch(backbone: nn.Module, crop: int, device: torch.device) -> int:
     size, fits = FIRST_BATCH, 0
     try:
         while size <= MOST_BATCH:
-            backbone(torch.zeros(size, 3, crop, crop, device=device))
+            backbone(torch.zeros(size, image_channels(backbone), crop, crop, device=device))
             size, fits = 2 * size, size
     except torch.OutOfMemoryError:
         pass

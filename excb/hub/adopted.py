@@ -4,6 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from PIL import Image
 from torch import Tensor, nn
@@ -99,7 +100,9 @@ def _seen(function: Callable[[Any], Any]) -> OwnTransform:
 def _width(network: nn.Module, transform: Preprocessing) -> int:
     """D of a network that maps [B, 3, H, W] to [B, D]."""
     kind, one = type(network).__name__, next(network.parameters(), torch.empty(0))
-    image = transform(Image.new("RGB", PROBE))[None].to(one.device, one.dtype)
+    width, height = PROBE
+    probe = np.zeros((height, width, transform.channels), np.uint8)
+    image = transform(probe)[None].to(one.device, one.dtype)
     try:
         with evaluating(network), torch.no_grad():
             rows = network(image)

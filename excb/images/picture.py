@@ -1,6 +1,7 @@
 """Images as a caller passes them: a PIL image, an array of 8-bit pixels, or the path of a file."""
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +44,23 @@ def as_rgb(picture: Any) -> Image.Image:
     elif kind.startswith("torch."):
         hint = ": normalised tensors [B, 3, H, W] go into backbone(tensors) as they are"
     raise UserError(f"an image is a PIL image, a uint8 array [H, W, 3] or the path of a file, not a {kind}{hint}")
+
+
+def shown(image: Image.Image | np.ndarray) -> Image.Image:
+    """An opened image for people: as it is in RGB; of other channels the first three, or the first alone as grey."""
+    if isinstance(image, Image.Image):
+        return image
+    return to_rgb(Image.fromarray(image[..., :3] if image.shape[-1] >= len("RGB") else image[..., 0]))
+
+
+def each_channel(
+    image: Image.Image | np.ndarray, change: Callable[[Image.Image], Image.Image]
+) -> Image.Image | np.ndarray:
+    """An RGB image after a change, or pixels [H, W, C] after the same change of every channel as a grey image."""
+    if isinstance(image, Image.Image):
+        return change(image)
+    planes = [np.asarray(change(Image.fromarray(image[..., channel]))) for channel in range(image.shape[-1])]
+    return np.stack(planes, axis=-1)
 
 
 def _from_file(file: str, pixels: Pixels) -> Any:

@@ -20,6 +20,9 @@ def feature_width(backbone: nn.Module) -> int:
 
 def image_channels(backbone: nn.Module) -> int:
     """C, the channels of the images that a backbone takes: 3 unless `Architecture.build` built it for others."""
+    inner = getattr(backbone, "network", None)  # of what reads a network's features
+    if isinstance(inner, nn.Module):
+        return image_channels(inner)
     channels = getattr(backbone, "image_channels", 3)
     return channels if isinstance(channels, int) else 3
 

@@ -17,7 +17,9 @@ from excb.errors import require
 from excb.images.decoding import BrokenImageError
 from excb.images.image_set import Images
 from excb.images.picture import Picture, is_picture
+from excb.images.pixels import EIGHT_BIT, Pixels
 from excb.networks.backbone import evaluating
+from excb.networks.preprocessing import Preprocessing
 
 Kind = Literal["pooled", "last4_cls"]  # the backbone's own features, or `excb.networks.outputs.LastClassTokens`
 
@@ -36,13 +38,18 @@ class Inputs(Dataset[tuple[int, Tensor | str]]):
 
     Args:
         images: the set.
-        transform: PIL image -> input [3, H, W].
+        transform: opened image -> input [C, H, W].
         indices: of the images to read, by default all.
+
+    Raises:
+        UserError: the images have other channels than the transform is for.
     """
 
     def __init__(
         self, images: Images, transform: Callable[[Image], Tensor], *, indices: Sequence[int] | None = None
     ) -> None:
+        if isinstance(transform, Preprocessing):
+            require_channels(images, transform)
         self.images, self._transform = images, transform
         self._indices = range(len(images)) if indices is None else indices
 
@@ -61,6 +68,16 @@ class Inputs(Dataset[tuple[int, Tensor | str]]):
         """Turn an image into an input. A subclass may use the image's index as RNG key."""
         del index
         return self._transform(image)
+
+
+def require_channels(images: Images, preprocessing: Preprocessing) -> None:
+    """Raise UserError unless a set has the channels of the images that a network takes."""
+    pixels: Pixels = getattr(images, "pixels", EIGHT_BIT)
+    require(
+        pixels.channels == preprocessing.channels,
+        f"the images of {images.root} have {pixels.channels} channels, and the network takes {preprocessing.channels}: "
+        "adapt a network to them with `excb-pretrain adapt NAME --data DIR`, or choose one that takes them",
+    )
 
 
 def _collate(batch: list[tuple[int, Tensor | str]]) -> tuple[Tensor, Tensor | None, list[tuple[int, str]]]:
@@ -82,7 +99,7 @@ def stream(
     """Pass batches of images through a backbone in eval mode, and yield the features of each batch.
 
     Args:
-        backbone: [B, 3, H, W] -> [B, D]; its mode is restored afterwards.
+        backbone: [B, C, H, W] -> [B, D]; its mode is restored afterwards.
         inputs: the backbone's inputs.
         batches: items of `inputs` in each batch.
         device: of the backbone. From a GPU a batch is yielded once the next one runs.
@@ -163,7 +180,7 @@ def extract(
 
 @torch.no_grad()
 def vectors(backbone: nn.Module, inputs: Sequence[Tensor]) -> Tensor:
-    """Features [B, D] float32 on the CPU of inputs [3, H, W] of one size, in eval mode, on the backbone's device."""
+    """Features [B, D] float32 on the CPU of inputs [C, H, W] of one size, in eval mode, on the backbone's device."""
     one = next(backbone.parameters(), torch.empty(0))
     with evaluating(backbone):
         rows: Tensor = backbone(to_device(torch.stack(list(inputs)), one.device).to(one.dtype))
@@ -181,8 +198,8 @@ def embed_images(
     """Pass images of any sizes through a backbone in eval mode, on its own device; its mode is restored afterwards.
 
     Args:
-        backbone: [B, 3, H, W] -> [B, D].
-        transform: one image -> input [3, H, W].
+        backbone: [B, C, H, W] -> [B, D].
+        transform: one image -> input [C, H, W].
         images: PIL images, arrays or files; one counts as a list of one.
         batch: images at once.
         progress: called with the number of images of every batch.

@@ -9,6 +9,7 @@ from PIL import Image, ImageOps
 
 from excb.images.decoding import BrokenImageError
 from excb.images.image_set import Images
+from excb.images.picture import shown
 
 from .assignment import ClusterAssignment
 
@@ -73,9 +74,9 @@ def pictures(
     return encoded
 
 
-def jpeg(image: Image.Image) -> bytes:
-    """The central square of an image as a small JPEG without metadata."""
+def jpeg(image: Image.Image | np.ndarray) -> bytes:
+    """The central square of an image, as people see it, as a small JPEG without metadata."""
     buffer = io.BytesIO()
-    square = ImageOps.fit(image, (SIDE, SIDE), Image.Resampling.BICUBIC)
+    square = ImageOps.fit(shown(image), (SIDE, SIDE), Image.Resampling.BICUBIC)
     square.save(buffer, "JPEG", quality=QUALITY, optimize=True, exif=b"", icc_profile=None)
     return buffer.getvalue()

@@ -17,6 +17,7 @@ from excb.errors import UserError
 from excb.hub.adopted import OwnTransform
 from excb.images.decoding import BrokenImageError
 from excb.images.image_set import Images
+from excb.images.picture import each_channel
 from excb.images.random_crops import draw_crop_box
 from excb.networks.preprocessing import Preprocessing
 
@@ -28,8 +29,8 @@ class Augmentation:
     size: int  # side of the crop in pixels
     scale: tuple[float, float] = (0.08, 1.0)  # range of the crop's share of the image's area
     ratio: tuple[float, float] = (3 / 4, 4 / 3)  # range of its aspect ratio
-    mean: tuple[float, float, float] = (0.485, 0.456, 0.406)  # channel means
-    std: tuple[float, float, float] = (0.229, 0.224, 0.225)  # channel standard deviations
+    mean: tuple[float, ...] = (0.485, 0.456, 0.406)  # channel means
+    std: tuple[float, ...] = (0.229, 0.224, 0.225)  # channel standard deviations
     interpolation: Literal["bilinear", "bicubic"] = "bilinear"  # of the resize, antialiased
 
     @classmethod
@@ -42,24 +43,27 @@ class Augmentation:
             )
         return cls(preprocessing.crop, mean=preprocessing.mean, std=preprocessing.std)
 
-    def __call__(self, image: Image.Image, random: np.random.Generator) -> Tensor:
-        """An RGB image to [3, size, size]; the distribution is torchvision's RandomResizedCrop's."""
-        box = draw_crop_box((image.width, image.height), self.scale, self.ratio, random)
+    def __call__(self, image: Image.Image | np.ndarray, random: np.random.Generator) -> Tensor:
+        """An opened image to [C, size, size]; the distribution is torchvision's RandomResizedCrop's."""
+        size = image.size if isinstance(image, Image.Image) else (image.shape[1], image.shape[0])
+        box = draw_crop_box(size, self.scale, self.ratio, random)
         flip = random.random() < 0.5
         resample = Image.Resampling.BICUBIC if self.interpolation == "bicubic" else Image.Resampling.BILINEAR
-        # Crop first: the resize must not read pixels beyond the crop's edge.
-        crop = image.crop(box).resize((self.size, self.size), resample)
-        if flip:
-            crop = crop.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
-        pixels = torch.from_numpy(np.array(crop)).permute(2, 0, 1).float() / 255
-        return (pixels - torch.tensor(self.mean).view(3, 1, 1)) / torch.tensor(self.std).view(3, 1, 1)
+
+        def cut(whole: Image.Image) -> Image.Image:
+            # Crop first: the resize must not read pixels beyond the crop's edge.
+            crop = whole.crop(box).resize((self.size, self.size), resample)
+            return crop.transpose(Image.Transpose.FLIP_LEFT_RIGHT) if flip else crop
+
+        pixels = torch.from_numpy(np.array(each_channel(image, cut))).permute(2, 0, 1).float() / 255
+        return (pixels - torch.tensor(self.mean).view(-1, 1, 1)) / torch.tensor(self.std).view(-1, 1, 1)
 
 
 @dataclass(frozen=True)
 class LabelledBatch:
     """This rank's share of a training batch."""
 
-    images: Tensor  # [b, 3, S, S]
+    images: Tensor  # [b, C, S, S]
     labels: Tensor  # [b] int64
     samples: Tensor  # [b] int64
     whole: int  # images of the global batch; divide sums by this

@@ -16,7 +16,7 @@ from excb.networks.backbone import REFUSALS
 from excb.networks.features import Kind
 
 from ..options import OwnSetOptions
-from ..task import Task, backbone_of, describe_images
+from ..task import Task, backbone_of, describe_images, require_colours
 from .layouts.masks import MaskLayout
 from .layouts.table import mask_layout_of, mask_splits
 from .options import DenseOptions
@@ -103,6 +103,7 @@ def open_task(shared: OwnSetOptions, own: DenseOptions, device: torch.device, re
     backbone = backbone_of(
         shared.ckpt, network=shared.network, img_size=how.size, loaded="dense evaluation needs the maps of"
     )
+    require_colours(backbone, "dense")
     transform = backbone.transform
     side = how.size or transform.crop
     geometry = Geometry(how.mode, side, how.resize or side, how.step or max(1, side * 2 // 3))

@@ -67,7 +67,7 @@ def flops(task: Task) -> int | None:
     crop = task.preprocessing.crop
     with evaluating(task.backbone), FlopCounterMode(display=False) as counter:
         try:
-            task.backbone(torch.zeros(1, 3, crop, crop, device=task.device))
+            task.backbone(torch.zeros(1, task.preprocessing.channels, crop, crop, device=task.device))
         except REFUSALS:
             return None
     return int(counter.get_total_flops())
@@ -77,7 +77,7 @@ def flops(task: Task) -> int | None:
 def images_per_second(task: Task) -> float:
     """Images that pass through the backbone in a second, once it is warm."""
     crop, seconds = task.preprocessing.crop, list[float]()
-    images = torch.zeros(task.batch, 3, crop, crop, device=task.device)
+    images = torch.zeros(task.batch, task.preprocessing.channels, crop, crop, device=task.device)
     with evaluating(task.backbone):
         _timed(task, images)
         while len(seconds) < FEWEST or (sum(seconds) < SECONDS and len(seconds) < MOST):

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from excb.features.cache import CachedFeatures
 from excb.features.extraction import Extraction
-from excb.networks.backbone import evaluating
+from excb.networks.backbone import evaluating, image_channels
 from excb.networks.blocks import BlockOutput, Blocks
 
 Pooling = Literal["own", "cls", "mean", "gem", "patches"]
@@ -80,7 +80,8 @@ class Shapes:
         blocks = Blocks(network)
         parameter = next(network.parameters(), torch.empty(0))
         with evaluating(blocks):
-            outputs, own = blocks(torch.zeros(1, 3, side, side, device=device, dtype=parameter.dtype))
+            size = 1, image_channels(network), side, side
+            outputs, own = blocks(torch.zeros(size, device=device, dtype=parameter.dtype))
         channels, heights, widths = zip(*(output.map.shape[1:] for output in outputs), strict=True)
         return cls(tuple(zip(channels, heights, widths, strict=True)), own.shape[1], blocks.has_class_token)
 

@@ -260,7 +260,7 @@ class _Training:
         size = -(-batch.whole // self._settings.accumulate)
         places = np.arange(rank(), batch.whole, world_size())  # of this rank's images in the whole batch
         side = self._task.preprocessing.crop
-        images = batch.images if len(places) else batch.images.new_empty(0, 3, side, side)
+        images = batch.images if len(places) else batch.images.new_empty(0, batch.images.shape[1], side, side)
         for start in range(0, batch.whole, size):
             first, last = np.searchsorted(places, [start, start + size])
             if last > first or self._has_batchnorm:

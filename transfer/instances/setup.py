@@ -22,7 +22,7 @@ from excb.networks.outputs import resized_preprocessing
 from excb.networks.preprocessing import Preprocessing
 
 from ..options import OwnSetOptions
-from ..task import Task, backbone_of, describe_images
+from ..task import Task, backbone_of, describe_images, require_colours
 from .descriptors import DescriptorExtraction, DescriptorOptions, Descriptors, WholeImage, patch_side
 from .layouts.instance_set import InstanceLayout, InstanceSet
 from .layouts.table import layout_of
@@ -137,6 +137,7 @@ def open_task(shared: OwnSetOptions, own: InstanceOptions, device: torch.device,
         img_size=None if longer else own.size,
         loaded="instance retrieval resizes images by itself, for",
     )
+    require_colours(backbone, "instances")
     preprocessing = _preprocessing(backbone, own)
     descriptor = DescriptorOptions(own.pooling, own.gem_power, own.scales)
     _check_sizes(_reader(backbone, descriptor), preprocessing, own.mode)

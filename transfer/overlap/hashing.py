@@ -7,6 +7,8 @@ import torch
 from PIL import Image
 from torch import Tensor, nn
 
+from excb.images.picture import shown
+
 SIDE, KEPT = 32, 8  # pixels of the small grey image; frequencies kept along each side
 BITS = KEPT * KEPT
 DECIMALS = 3  # of coefficients in grey levels: what is below is rounding, and plain images have nothing else
@@ -30,9 +32,9 @@ class PerceptualHash(nn.Module):
         self.mirror: Tensor
 
     @staticmethod
-    def transform(image: Image.Image) -> Tensor:
-        """An image as grey levels [3, 32, 32] of three equal channels, whatever its shape."""
-        small = image.convert("L").resize((SIDE, SIDE), Image.Resampling.LANCZOS)
+    def transform(image: Image.Image | np.ndarray) -> Tensor:
+        """An image, as people see it, as grey levels [3, 32, 32] of three equal channels, whatever its shape."""
+        small = shown(image).convert("L").resize((SIDE, SIDE), Image.Resampling.LANCZOS)
         return torch.from_numpy(np.array(small, np.float32)).expand(3, SIDE, SIDE)
 
     def forward(self, images: Tensor) -> Tensor:

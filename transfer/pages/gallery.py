@@ -5,10 +5,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import PurePath
 
+import numpy as np
 from PIL import Image
 
 from excb.errors import UserError
 from excb.images.decoding import BrokenImageError
+from excb.images.picture import shown
 
 from .frame import Figure, data_address, render_page
 
@@ -38,7 +40,12 @@ class Picture:
 
     @classmethod
     def of(
-        cls, path: str, open_image: Callable[[], Image.Image], *, mark: str = "", caption: str | None = None
+        cls,
+        path: str,
+        open_image: Callable[[], Image.Image | np.ndarray],
+        *,
+        mark: str = "",
+        caption: str | None = None,
     ) -> "Picture":
         """An image that may have gone since it was listed; by default its caption is its path."""
         try:
@@ -76,9 +83,9 @@ class GalleryTable:
     note: str
 
 
-def thumbnail(image: Image.Image, *, side: int = SIDE) -> str:
-    """A whole image as a small JPEG without metadata, as the text of a data address."""
-    small = image.copy()
+def thumbnail(image: Image.Image | np.ndarray, *, side: int = SIDE) -> str:
+    """A whole image, as people see it, as a small JPEG without metadata, as the text of a data address."""
+    small = shown(image).copy()
     small.thumbnail((side, side), Image.Resampling.BICUBIC)
     buffer = io.BytesIO()
     small.save(buffer, "JPEG", quality=QUALITY, optimize=True, exif=b"", icc_profile=None)

@@ -15,7 +15,7 @@ from ..data.named_sets import Note
 from ..data.splits import stratified_split
 from ..probes.logistic import SOLVER
 from ..probes.selection import held_out
-from ..task import Task
+from ..task import Task, require_colours
 from . import corruptions
 from .corruptions import CorruptedImages
 from .metrics import BINS
@@ -40,6 +40,7 @@ class Ready:
             UserError: a set or an option cannot be used.
         """
         options.check(None)
+        require_colours(task.backbone, "robustness")
         assert task.train.labels is not None
         classes = task.train.classes or ()
         if len(set(options.l2)) > 1:
