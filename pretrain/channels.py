@@ -5,17 +5,9 @@ from dataclasses import replace
 from typing import Any
 
 from excb.errors import require
-from excb.images.pixels import EIGHT_BIT, Pixels
 from excb.networks.architecture import RGB
 
 from .recipe import COLOURS, Recipe
-
-
-def pixels_of(images: object) -> Pixels:
-    """The record of pixels of a set of images."""
-    pixels: Pixels = getattr(images, "pixels", EIGHT_BIT)
-    return pixels
-
 
 Changes = dict[str, dict[str, Any]]  # values by section and field
 

@@ -19,9 +19,10 @@ from excb.errors import UserError
 from excb.files.run_files import RECIPE
 from excb.hub.backbone import Backbone
 from excb.images.image_set import CodedImages
+from excb.images.pixels import pixels_of
 from excb.method import Step
 
-from .channels import pixels_of, settled
+from .channels import settled
 from .data.batch import ViewBatch
 from .data.gpu_decoding import GpuDecoder, require_decoder
 from .data.prefetch import prefetch_to_device

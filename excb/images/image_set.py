@@ -4,12 +4,12 @@ import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
-from PIL import Image
 
 from excb.images.decoding import Source, open_image
+from excb.images.pixels import EIGHT_BIT, Pixels
 
 EXTENSIONS = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm", ".pgm", ".jp2", ".avif")
 
@@ -40,11 +40,19 @@ class Images(Protocol):
     def __len__(self) -> int:
         """Number of images."""
 
+    @property
+    def pixels(self) -> Pixels:
+        """How stored values of all images become channels."""
+
     def stamp(self, index: int) -> str:
         """A text that changes when a stored image may have changed; empty where the fingerprint changes with it."""
 
-    def open(self, index: int) -> Image.Image:
-        """One image as upright 8-bit RGB. Raises BrokenImageError if it cannot be read."""
+    def open(self, index: int) -> Any:
+        """One image upright, in 8 bits: RGB, or uint8 [H, W, C] for other than three channels (see `open_image`).
+
+        Raises:
+            BrokenImageError: it cannot be read.
+        """
 
 
 class CodedImages(Images, Protocol):
@@ -80,6 +88,7 @@ class ImageSet:
     labels: np.ndarray | None = None  # class index of every sample, int64 [N]
     classes: tuple[str, ...] | None = None  # class names
     scanned: bool = False  # whether these are all images below root, as another scan would find them
+    pixels: Pixels = EIGHT_BIT  # how stored values become channels
 
     def __len__(self) -> int:
         return len(self.paths)
@@ -103,9 +112,9 @@ class ImageSet:
             return "none"
         return f"{status.st_size} {status.st_mtime_ns}"
 
-    def open(self, index: int) -> Image.Image:
+    def open(self, index: int) -> Any:
         """See `Images.open`."""
-        return open_image(self.file(index))
+        return open_image(self.file(index), self.pixels)
 
     @property
     def fingerprint(self) -> str:

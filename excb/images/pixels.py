@@ -25,8 +25,9 @@ class PixelsError(BrokenImageError):
 class Pixels:
     """A linear mapping of stored values to channels of 0..255: low..high, clipped and rounded.
 
-    Whatever follows (crops, augmentation, networks) sees 8-bit channels. Values that are not numbers become 0. Colours
-    are converted to sRGB by an image's embedded profile, and transparency is dropped: its colours stay as they are.
+    It holds for values of more than 8 bits; those of 8 bits are channels as they are. Whatever follows (crops,
+    augmentation, networks) sees 8-bit channels. Values that are not numbers become 0. Colours are converted to sRGB by
+    an image's embedded profile, and transparency is dropped: the colours beneath it stay as they are.
     """
 
     channels: int = 3  # three: red, green and blue, and grey images have three equal ones
@@ -55,8 +56,8 @@ class Pixels:
 
     def apply(self, values: np.ndarray) -> np.ndarray:
         """Map stored values of any type, [H, W] or [H, W, C], to uint8 of the same shape."""
-        if self.low == (0.0,) and self.high == (TOP,) and values.dtype == np.uint8:
-            return values
+        if values.dtype in (np.uint8, np.bool_):
+            return values if values.dtype == np.uint8 else values * np.uint8(TOP)
         low, high = np.array(self.low), np.array(self.high)
         mapped = np.empty(values.shape, np.uint8)
         step = max(1, PART * len(values) // values.size)
@@ -65,10 +66,6 @@ class Pixels:
             part[np.isnan(part)] = -np.inf
             mapped[start : start + step] = ((part.clip(low, high) - low) * (TOP / (high - low))).round()
         return mapped
-
-    def outside(self, values: np.ndarray) -> bool:
-        """Whether any of an image's values, [H, W] or [H, W, C], lies outside the range and is clipped."""
-        return bool(((values < np.array(self.low)) | (values > np.array(self.high))).any())
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON."""
@@ -98,3 +95,9 @@ class Pixels:
 
 
 EIGHT_BIT = Pixels()
+
+
+def pixels_of(images: object) -> Pixels:
+    """The record of pixels of a set of images; sets that have none hold 8-bit images."""
+    pixels: Pixels = getattr(images, "pixels", EIGHT_BIT)
+    return pixels

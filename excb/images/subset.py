@@ -5,11 +5,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import numpy as np
-from PIL import Image
 
 from excb.images.image_set import Images
+from excb.images.pixels import Pixels, pixels_of
 
 
 @dataclass(frozen=True)
@@ -42,6 +43,11 @@ class Subset:
         """Class names of the whole set."""
         return self.images.classes
 
+    @property
+    def pixels(self) -> Pixels:
+        """See `Images.pixels`."""
+        return pixels_of(self.images)
+
     @cached_property
     def fingerprint(self) -> str:
         """A hash of the whole set's fingerprint and the indices."""
@@ -51,6 +57,6 @@ class Subset:
         """See `Images.stamp`."""
         return self.images.stamp(int(self.indices[index]))
 
-    def open(self, index: int) -> Image.Image:
+    def open(self, index: int) -> Any:
         """See `Images.open`."""
         return self.images.open(int(self.indices[index]))

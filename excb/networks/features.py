@@ -17,7 +17,7 @@ from excb.errors import require
 from excb.images.decoding import BrokenImageError
 from excb.images.image_set import Images
 from excb.images.picture import Picture, is_picture
-from excb.images.pixels import EIGHT_BIT, Pixels
+from excb.images.pixels import pixels_of
 from excb.networks.backbone import evaluating
 from excb.networks.preprocessing import Preprocessing
 
@@ -72,7 +72,7 @@ class Inputs(Dataset[tuple[int, Tensor | str]]):
 
 def require_channels(images: Images, preprocessing: Preprocessing) -> None:
     """Raise UserError unless a set has the channels of the images that a network takes."""
-    pixels: Pixels = getattr(images, "pixels", EIGHT_BIT)
+    pixels = pixels_of(images)
     require(
         pixels.channels == preprocessing.channels,
         f"the images of {images.root} have {pixels.channels} channels, and the network takes {preprocessing.channels}: "

@@ -12,7 +12,7 @@ from excb.distributed.workers import follow_parent
 from excb.images import jpeg
 from excb.images.decoding import BrokenImageError, Source, open_image, open_smaller
 from excb.images.image_set import CodedImages
-from excb.images.pixels import EIGHT_BIT, Pixels
+from excb.images.pixels import EIGHT_BIT, pixels_of
 
 from ..recipe import Recipe
 from .batch import NO_IMAGE, Broken, Item, ViewBatch, collate
@@ -28,7 +28,7 @@ class TrainingViews(Dataset[Item]):
     def __init__(self, images: CodedImages, recipe: Recipe) -> None:
         self._images, self._settings, self._seed = images, recipe.views, recipe.run.seed
         decoder = recipe.efficiency.decoder
-        self._pixels: Pixels = getattr(images, "pixels", EIGHT_BIT)
+        self._pixels = pixels_of(images)
         self._scaled, self._on_gpu = recipe.efficiency.scaled_decoding, decoder == "nvjpeg"
         self._decoder: jpeg.Decoder = "auto" if decoder == "nvjpeg" else decoder
         self._maker = ViewMaker(recipe.views, seed=recipe.run.seed, epochs=recipe.optim.epochs)

@@ -42,6 +42,11 @@ class DistilSettings:
     teacher_size: int | None = option(
         None, "side in pixels of the teachers' inputs; none: what each was trained for", source="ours"
     )
+    teacher_channels: tuple[int, ...] = option(
+        (),
+        "channels, from 0, that teachers of colour images see as red, green and blue, of images of others: 3,2,1",
+        source="ours",
+    )
     statistics: Literal["none", "centred", "whitened"] = option(
         "centred", "of a teacher's unit features: left as they are, their mean removed, or whitened too", source="ours"
     )

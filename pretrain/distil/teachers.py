@@ -15,11 +15,13 @@ from excb.hub import loading
 from excb.hub.adopted import OwnTransform
 from excb.hub.backbone import Backbone
 from excb.hub.lineage import lineage
+from excb.networks.architecture import RGB
 from excb.networks.backbone import check_resolution
 from excb.networks.blocks import Blocks
 from excb.networks.outputs import resized_preprocessing
 from excb.networks.preprocessing import Preprocessing
 
+from .chosen_channels import for_channels
 from .interface import Targets
 from .settings import DistilSettings
 
@@ -46,7 +48,7 @@ class Teacher:
 
     @torch.no_grad()
     def look(self, inputs: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Its vectors [N, D] of inputs [N, 3, H, W], normalised as it wants them, and its maps [N, D, h, w]."""
+        """Its vectors [N, D] of inputs [N, C, H, W], normalised as it wants them, and its maps [N, D, h, w]."""
         if self.blocks is None:
             return self.backbone(inputs), None
         outputs, pooled = self.blocks(inputs)
@@ -59,6 +61,7 @@ def load_teachers(
     *,
     dtype: torch.dtype = torch.float32,
     given: Mapping[str, Backbone] | None = None,
+    channels: int = RGB,
 ) -> list[Teacher]:
     """Load the teachers of a run, frozen and in eval mode; all ranks call this.
 
@@ -67,15 +70,23 @@ def load_teachers(
         device: where it trains.
         dtype: of the teachers' weights.
         given: those that are in memory, by name.
+        channels: of the run's images; see `for_channels`.
 
     Raises:
-        UserError: one cannot be loaded, gives no maps where they are compared, or cannot take inputs of this size.
+        UserError: one cannot be loaded, gives no maps where they are compared, or cannot take inputs of this size or
+            these channels.
     """
-    return [_load(name, settings, device, dtype, given or {}) for name in settings.teachers]
+    return [_load(name, settings, device, dtype, given or {}, channels=channels) for name in settings.teachers]
 
 
 def _load(
-    name: str, settings: DistilSettings, device: torch.device, dtype: torch.dtype, given: Mapping[str, Backbone]
+    name: str,
+    settings: DistilSettings,
+    device: torch.device,
+    dtype: torch.dtype,
+    given: Mapping[str, Backbone],
+    *,
+    channels: int,
 ) -> Teacher:
     size = settings.teacher_size
     if name in given:
@@ -92,6 +103,7 @@ def _load(
         backbone = all_succeed(lambda: loading.load(name, img_size=size))
     _require_size(name, backbone, size)
     facts = lineage(backbone, name)  # whose hash is of the weights before another type rounds or widens them
+    backbone = all_succeed(lambda: for_channels(name, backbone, channels, settings.teacher_channels))
     backbone = backbone.to(device, dtype).eval().requires_grad_(False)
     if not settings.needs_maps:
         return Teacher(name, backbone, backbone.transform, None, facts)
@@ -145,13 +157,13 @@ class ViewInputs:
         )
 
         def channels(values: Sequence[float]) -> Tensor:
-            return torch.tensor(values, device=device).view(3, 1, 1)
+            return torch.tensor(values, device=device).view(-1, 1, 1)
 
         self._size, self._mode = (transform.crop, transform.crop), transform.interpolation
         self._from, self._to = (channels(mean), channels(std)), (channels(transform.mean), channels(transform.std))
 
     def __call__(self, views: Tensor) -> Tensor:
-        """Turn views [N, 3, S, S] into inputs [N, 3, crop, crop] of the same type."""
+        """Turn views [N, C, S, S] into inputs [N, C, crop, crop] of the same type."""
         mean, std = (part.to(views) for part in self._from)
         pixels = (views * std + mean).clamp(0, 1)
         if pixels.shape[-2:] != self._size:
@@ -189,7 +201,7 @@ class ViewTargets:
 
     @torch.no_grad()
     def __call__(self, used: Tensor, views: Sequence[Tensor]) -> list[Targets]:
-        """The targets of every teacher; of images [B] and their views [v, B, 3, S, S] for each resolution."""
+        """The targets of every teacher; of images [B] and their views [v, B, C, S, S] for each resolution."""
         del used
         seen = views if self._all_views else views[:1]
         targets = []

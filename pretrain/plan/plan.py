@@ -14,8 +14,8 @@ from excb.distributed.workers import worker_count
 from excb.errors import require
 from excb.hub.backbone import Backbone
 from excb.images.image_set import CodedImages
+from excb.images.pixels import pixels_of
 
-from ..channels import pixels_of
 from ..channels import settled as settled_for
 from ..distil.teachers import Teacher
 from ..precision import resolved

@@ -10,8 +10,8 @@ from excb.console import Reporter
 from excb.distributed.collectives import rank
 from excb.errors import UserError, first_line
 from excb.images.image_set import Images
+from excb.images.pixels import pixels_of
 
-from ..channels import pixels_of
 from ..data.broken_files import BrokenFiles
 from ..data.feed import BatchFeed
 from ..recipe import Recipe

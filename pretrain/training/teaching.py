@@ -83,7 +83,9 @@ def load_teaching(recipe: Recipe, device: torch.device, given: Mapping[str, Back
     settings = recipe.distil
     double = recipe.efficiency.precision == "fp64" and settings.teacher_sees != "image"
     dtype = torch.float64 if double else torch.float32
-    return Teaching(load_teachers(settings, device, dtype=dtype, given=given) if settings.active else [])
+    if not settings.active:
+        return Teaching()
+    return Teaching(load_teachers(settings, device, dtype=dtype, given=given, channels=recipe.channels))
 
 
 def prepare_teaching(
