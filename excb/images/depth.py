@@ -3,14 +3,19 @@
 import io
 import warnings
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from PIL import ExifTags, Image
+from PIL import ExifTags, Image, UnidentifiedImageError
 
-from excb.files import bands
-from excb.images.pixels import Pixels, PixelsError, Source
+from excb.files import bands, npy
+from excb.files.regular import refuse_special
+from excb.images.pixels import BrokenImageError, Pixels, PixelsError, Source
+
+# What Pillow's decoders have been seen to raise for files with changed or missing bytes, and related errors.
+DAMAGE = (*npy.DAMAGE, RuntimeError, Image.DecompressionBombError)
 
 _COLOURS = ("RGB", "RGBA")
 _BITS, _FORMAT, _EXTRA = 258, 339, 338  # TIFF's tags: bits of each sample, their kind, the meaning of extra samples
@@ -60,6 +65,46 @@ def _has_more_channels(image: Image.Image) -> bool:
         return False
     extra = _tag(image, _EXTRA, _ALPHA[0])
     return len(_tag(image, _BITS, 1)) > len("RGB") and not set(extra) <= set(_ALPHA)
+
+
+def described(source: Source, channels: int | None = None) -> tuple[np.dtype[Any], int]:
+    """The type of a file's stored values and its channels, without transparency, by its header.
+
+    Args:
+        source: any image.
+        channels: see `excb.files.bands.described`.
+
+    Raises:
+        BrokenImageError: it is not an image.
+    """
+    try:
+        refuse_special(source)
+        with warnings.catch_warnings(action="ignore"), Image.open(source) as image:
+            if image.format == "TIFF" and (is_deep(image) or channels) and (found := bands.described(source, channels)):
+                return found.dtype, found.channels
+            return stored_type(image), 1 if len(image.getbands()) < 3 and image.mode != "P" else 3
+    except UnidentifiedImageError as error:
+        with suppress(bands.BandsError):
+            if (found := bands.described(source, channels)) is not None:
+                return found.dtype, found.channels
+        raise BrokenImageError(str(error)) from None
+    except DAMAGE as error:
+        raise BrokenImageError(str(error)) from None
+
+
+def read_values(source: Source, channels: int) -> np.ndarray:
+    """A file's stored values, [H, W] or [H, W, C], before any mapping. Raises BrokenImageError."""
+    try:
+        refuse_special(source)
+        with warnings.catch_warnings(action="ignore"), Image.open(source) as image:
+            return _values(image, channels, source)
+    except UnidentifiedImageError as error:
+        with suppress(bands.BandsError):
+            if (values := bands.read_bands(source, None if channels == 3 else channels)) is not None:
+                return values
+        raise BrokenImageError(str(error)) from None
+    except DAMAGE as error:
+        raise BrokenImageError(str(error)) from None
 
 
 def mapped(image: Image.Image, pixels: Pixels, source: Source | None = None) -> np.ndarray:

@@ -1,0 +1,207 @@
+"""One look at a whole set: modes, channels, depth and range of its images, and the one mapping that follows."""
+
+import warnings
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from excb.errors import require
+from excb.images import depth
+from excb.images.decoding import BrokenImageError
+from excb.images.formats.plugins import HEIC, JXL, RAW
+from excb.images.pixels import Pixels, Source, pixels_of
+from excb.images.subset import Subset
+
+# What decodes to 8 bits a channel whatever such a file holds, so that no header need be read.
+SHALLOW = (
+    *(".jpg", ".jpeg", ".jpe", ".jfif", ".webp", ".bmp", ".gif", ".avif"),
+    *(*HEIC.extensions, *JXL.extensions, *RAW.extensions),
+)
+HEADERS, MEASURED = 4096, 2000  # images whose headers are read, and whose values are measured, at most: evenly spaced
+READERS = 8  # threads: reading waits for the disk
+UNIT, FAR = 1.0, 100.0  # floats up to 1 in some images, and from 100 on in others, are of two kinds
+_CHOICES = "separate them, or declare the range of those of more bits with data.range=LOW..HIGH (excb-eval: --range)"
+
+Note = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Survey:
+    """Facts about the pixels of a set."""
+
+    images: int
+    kinds: Counter[
+        tuple[str, int]
+    ]  # types of stored values with numbers of channels, of the images that were looked at
+    pixels: Pixels  # the mapping for all of them
+    low: float = 0.0  # least and greatest stored values of the images that were measured
+    high: float = 255.0
+    measured: int = 0  # how many these are
+    clipped: int = 0  # of these, how many hold values outside the mapping's range
+
+    @property
+    def deep(self) -> bool:
+        """Whether images of more than 8 bits were seen."""
+        return any(stored != "uint8" for stored, _ in self.kinds)
+
+    @property
+    def line(self) -> str:
+        """All that in one line, for people; empty for 8-bit grey and colour."""
+        several = self.pixels.channels != 3
+        if not self.deep and not several:
+            return ""
+        types = " and ".join(sorted({depth.type_name(np.dtype(stored)) for stored, _ in self.kinds}))
+        names = {1: "grey", 3: "colour"}
+        counts = {count for _, count in self.kinds}
+        words = f"{self.pixels.channels} channels" if several else " and ".join(names[n] for n in sorted(counts))
+        said = f"{self.images:,} image{'s' * (self.images != 1)}: {types} {words}"
+        if not self.deep:
+            return said
+        sampled = f" of {self.measured:,} of them" if self.measured < self.images else ""
+        how = f"mapped from {'the declared ' if self.pixels.origin == 'declared' else ''}{self.pixels.range}"
+        clipped = f"; {self.clipped:,} with values outside, which are clipped" if self.clipped else ""
+        return f"{said}, values {self.low:,.6g} to {self.high:,.6g}{sampled}: {how}{clipped}"
+
+
+def surveyed(images: Any, declared: Pixels | None = None, *, name: str = "") -> Survey:
+    """Look at a set's images, and settle how their stored values become channels.
+
+    Sets without a file that may hold more than 8 bits cost nothing. Of others, `HEADERS` headers are read, and where
+    these state more than 8 bits, the values of `MEASURED` images.
+
+    Args:
+        images: with `source(index)`, else they are taken for 8-bit images.
+        declared: the record that a user or a network says; its range holds for images of more than 8 bits.
+        name: of the set, for messages.
+
+    Raises:
+        UserError: images have several numbers of channels, or values on several scales, and no record says which.
+    """
+    known, total, name = declared or pixels_of(images), len(images), name or str(getattr(images, "root", "the set"))
+    source = getattr(images, "source", None)
+    possible = [] if source is None else _possibly_deep(images.paths)
+    seen = list(_map(lambda index: _kind(source(index), known), _spread(possible, HEADERS)))
+    kinds = Counter(kind for kind in seen if kind is not None)
+    if not kinds:
+        return Survey(total, kinds, known)
+    if len(possible) < total:
+        kinds["uint8", 3] += total - len(possible)
+    channels = _channels(kinds, known, name) if declared is None else known.channels
+    deep = {stored for stored, _ in kinds if stored != "uint8"}
+    if not deep:
+        return Survey(total, kinds, known if channels == known.channels else Pixels(channels))
+    require(known.deep or len({stored for stored, _ in kinds}) == 1, _mixed(kinds, name))
+    chosen = _spread(possible, MEASURED)
+    ranges = [bounds for bounds in _map(lambda index: _bounds(source(index), channels), chosen) if bounds is not None]
+    require(bool(ranges), f"no image of {name} holds a number: repair them, or leave them out")
+    lows, highs = (np.array(part, np.float64) for part in zip(*ranges, strict=True))
+    if known.deep:
+        pixels = known
+    else:
+        if next(iter(deep)).startswith("float"):
+            _refuse_two_scales(np.nanmax(highs, axis=1), name)
+        pixels = _measured(lows, highs, channels, name)
+    outside = ((lows < np.array(pixels.low)) | (highs > np.array(pixels.high))).any(axis=1)
+    return Survey(total, kinds, pixels, float(lows.min()), float(highs.max()), len(ranges), int(outside.sum()))
+
+
+def with_pixels(images: Any, pixels: Pixels) -> Any:
+    """A set that opens its images by a record of pixels; itself where it has that record already."""
+    if pixels_of(images) == pixels:
+        return images
+    if isinstance(images, Subset):
+        return replace(images, images=with_pixels(images.images, pixels))
+    return replace(images, pixels=pixels)
+
+
+def _possibly_deep(paths: Iterable[str]) -> list[int]:
+    return [index for index, path in enumerate(paths) if not path.lower().endswith(SHALLOW)]
+
+
+def _spread(indices: Sequence[int], count: int) -> list[int]:
+    if len(indices) <= count:
+        return list(indices)
+    return [indices[int(place)] for place in np.linspace(0, len(indices) - 1, count)]
+
+
+def _map(look: Callable[[int], Any], indices: Sequence[int]) -> Iterable[Any]:
+    if len(indices) < READERS:
+        return list(map(look, indices))
+    with ThreadPoolExecutor(READERS) as threads, warnings.catch_warnings(action="ignore"):
+        return list(threads.map(look, indices))
+
+
+def _kind(source: Source, known: Pixels) -> tuple[str, int] | None:
+    """The type of an image's stored values and its channels, 3 also of grey ones; None for a broken file."""
+    try:
+        stored, channels = depth.described(source, None if known.channels == 3 else known.channels)
+    except BrokenImageError:
+        return None
+    return ("uint8" if stored == np.bool_ else str(stored.newbyteorder("="))), channels
+
+
+def _channels(kinds: Counter[tuple[str, int]], known: Pixels, name: str) -> int:
+    """The channels of all images: three of grey and colour."""
+    counts = Counter[int]()
+    for (_, channels), images in kinds.items():
+        counts[3 if channels == 1 else channels] += images
+    if known.channels != 3:
+        return known.channels
+    require(
+        len(counts) == 1,
+        f"the images of {name} differ in their channels: "
+        + " and ".join(f"{images:,} have {count}" for count, images in counts.most_common())
+        + ": separate them, or declare the channels with data.channels=N (excb-eval: --channels N)",
+    )
+    return next(iter(counts))
+
+
+def _mixed(kinds: Counter[tuple[str, int]], name: str) -> str:
+    types = Counter[str]()
+    for (stored, _), images in kinds.items():
+        types[depth.type_name(np.dtype(stored))] += images
+    parts = " and ".join(f"{images:,} {'is' if images == 1 else 'are'} {kind}" for kind, images in types.most_common())
+    return f"the images of {name} differ in depth, so that no one range fits: {parts}: {_CHOICES}"
+
+
+def _bounds(source: Source, channels: int) -> tuple[np.ndarray, np.ndarray] | None:
+    """The least and the greatest number of each channel; of three channels those of all. None: not deep, or broken."""
+    try:
+        values = depth.read_values(source, channels)
+    except BrokenImageError:
+        return None
+    if values.dtype in (np.uint8, np.bool_):
+        return None
+    rows = values.reshape(-1, channels) if channels != 3 else values.reshape(-1, 1)
+    if values.dtype.kind == "f":
+        rows = np.where(np.isfinite(rows), rows, np.nan)
+        if np.isnan(rows).all():
+            return None
+        with warnings.catch_warnings(action="ignore"):  # a channel without a number
+            return np.nanmin(rows, axis=0), np.nanmax(rows, axis=0)
+    return rows.min(axis=0), rows.max(axis=0)
+
+
+def _refuse_two_scales(highs: np.ndarray, name: str) -> None:
+    """Refuse floating-point images of which some end at 1 and others far above."""
+    unit, far = int(((highs > 0) & (highs <= UNIT)).sum()), int((highs >= FAR).sum())
+    require(
+        not unit or not far,
+        f"the images of {name} are on two scales: {unit:,} have values up to 1, and {far:,} up to {highs.max():,.6g}: "
+        f"{_CHOICES}",
+    )
+
+
+def _measured(lows: np.ndarray, highs: np.ndarray, channels: int, name: str) -> Pixels:
+    """The range of all images that were measured: one of grey and colour, else one for each channel."""
+    low, high = np.nanmin(lows, axis=0), np.nanmax(highs, axis=0)
+    require(
+        bool((low < high).all()),
+        f"all images of {name} hold one value, {low[int(np.argmin(high - low))]:,.6g}, in a channel: declare the range "
+        "with data.range=LOW..HIGH (excb-eval: --range), or leave them out",
+    )
+    return Pixels(channels, tuple(low.tolist()), tuple(high.tolist()), "measured")
