@@ -1,0 +1,177 @@
+"""Runs on images of other than three channels: recipes, and a set of twelve bands from end to end."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import excb
+from excb.console import Reporter
+from excb.errors import UserError
+from excb.images.image_set import ImageSet
+from excb.networks.backbone import image_channels
+from excb.pretrain import overrides
+from excb.pretrain.channels import settled
+from excb.pretrain.loop import run_training
+from excb.pretrain.recipe import Recipe
+from excb.pretrain.recipes import RECIPES
+from excb.pretrain.train import changed_recipe
+
+from .banded import BANDS, PIXELS, band_images
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+COLOURS = ("saturation", "hue", "grey")
+
+
+@pytest.mark.parametrize("name", ["rn50_100ep", "vits16_100ep", "conv4_tiny"])
+@pytest.mark.parametrize("channels", [1, 4, 12])
+def test_declared_channels_change_network_and_views(name: str, channels: int) -> None:
+    usual = RECIPES[name]()
+    recipe = overrides.apply(usual, [f"data.channels={channels}"])
+    assert recipe.channels == recipe.model.architecture.channels == channels
+    assert recipe.views.mean == recipe.views.std == ()
+    assert not any(getattr(recipe.views, each) for each in COLOURS)
+    assert recipe.views.brightness == usual.views.brightness
+    assert overrides.from_dict(json.loads(json.dumps(recipe.to_dict()))) == recipe
+
+
+def test_three_channels_are_nothing_new() -> None:
+    usual = RECIPES["conv4_tiny"]()
+    assert "data" not in usual.to_dict()
+    assert settled(usual, 3) is usual
+    assert overrides.apply(usual, ["data.channels=3"]).change(data={"channels": None}) == usual
+
+
+@pytest.mark.parametrize("name", COLOURS)
+def test_operations_on_colours_are_refused_by_name(name: str) -> None:
+    with pytest.raises(UserError, match=rf"views\.{name}: operations on colours, which images of 4 channels have not"):
+        overrides.apply(RECIPES["conv4_tiny"](), ["data.channels=4", f"views.{name}=0.1"])
+    recipe = overrides.apply(RECIPES["conv4_tiny"](), ["data.channels=4", f"views.{name}=0"])
+    with pytest.raises(UserError, match=rf"views\.{name} are operations on colours"):
+        recipe.change(views={name: 0.1})
+
+
+def test_other_numbers_of_means_are_refused() -> None:
+    with pytest.raises(UserError, match=r"views\.mean has 2 numbers for images of 3 channels: give 3, or none"):
+        overrides.apply(RECIPES["conv4_tiny"](), ["views.mean=0.5,0.5"])
+    recipe = overrides.apply(RECIPES["conv4_tiny"](), ["data.channels=2", "views.mean=0.5,0.4", "views.std=0.2,0.3"])
+    assert recipe.views.mean == (0.5, 0.4)
+
+
+def test_networks_of_others_are_refused() -> None:
+    with pytest.raises(UserError, match="torchvision:vgg11 takes images of 3 channels, not 4"):
+        overrides.apply(RECIPES["conv4_tiny"](), ["data.channels=4", "model.backbone=torchvision:vgg11"])
+    recipe = overrides.apply(RECIPES["conv4_tiny"](), ["data.channels=4"])
+    with pytest.raises(UserError, match=r"takes images of 4 channels, and these have 12.*data\.channels"):
+        settled(recipe, 12)
+
+
+@pytest.mark.parametrize("text", ["0", "5000", "x"])
+def test_nonsense_is_no_number_of_channels(text: str) -> None:
+    with pytest.raises(UserError, match=r"data\.channels"):
+        overrides.apply(RECIPES["conv4_tiny"](), [f"data.channels={text}"])
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Twelve bands from end to end
+# ---------------------------------------------------------------------------------------------------------------------
+
+SMALL: dict[str, dict[str, Any]] = {
+    "method": {"clusters": 6, "kmeans_samples": 16},
+    "views": {"global_size": 32, "local_size": 16, "eval_resize": 32, "eval_crop": 32},
+    "optim": {"epochs": 1, "batch": 8, "warmup_epochs": 0.0},
+    "monitor": {"k": 3},
+    "efficiency": {"workers": 0, "device": "cpu"},
+}
+
+
+class Notes(Reporter):
+    """Keeps notes."""
+
+    def __init__(self) -> None:
+        super().__init__(quiet=True)
+        self.lines: list[str] = []
+
+    def note(self, text: str) -> None:
+        self.lines.append(text)
+
+
+def small(name: str, *, init: str | None = None, **changes: dict[str, Any]) -> Recipe:
+    sections = {section: SMALL.get(section, {}) | changes.get(section, {}) for section in {*SMALL, *changes}}
+    return changed_recipe(name, init=init, **sections)
+
+
+@pytest.fixture(scope="module")
+def bands(tmp_path_factory: pytest.TempPathFactory) -> ImageSet:
+    return band_images(tmp_path_factory.mktemp("bands"))
+
+
+@pytest.fixture(scope="module")
+def trained(bands: ImageSet, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[str]]:
+    out, notes = tmp_path_factory.mktemp("trained") / "run", Notes()
+    assert run_training(small("conv4_tiny"), bands, out, notes, verdict=False) == 0
+    return out, notes.lines
+
+
+def test_a_run_takes_the_channels_of_its_images(bands: ImageSet, trained: tuple[Path, list[str]]) -> None:
+    out, notes = trained
+    assert any("images of 12 channels" in line and "hue" in line for line in notes)
+    assert any("mean" in line and "standard deviation" in line for line in notes)
+    backbone = excb.load(out)
+    assert backbone.entry.architecture.channels == image_channels(backbone) == BANDS
+    assert backbone.transform.pixels == PIXELS
+    values = np.stack([np.load(bands.file(index)) for index in range(len(bands))]) / 10_000
+    np.testing.assert_allclose(backbone.transform.mean, values.mean((0, 1, 2)), atol=0.005)
+    np.testing.assert_allclose(backbone.transform.std, values.std((0, 1, 2)), atol=0.005)
+    assert backbone.embed([bands.file(0), bands.open(1)]).shape == (2, 256)
+    assert torch.equal(backbone.embed(bands.file(1)), backbone.embed(bands.open(1)))
+
+
+def test_the_same_call_resumes(bands: ImageSet, trained: tuple[Path, list[str]]) -> None:
+    notes = Notes()
+    assert run_training(small("conv4_tiny"), bands, trained[0], notes, verdict=False) == 0
+    assert any("the run is finished" in line for line in notes.lines)
+    with pytest.raises(UserError, match=r"belongs to another run \(data was not set"):
+        run_training(small("conv4_tiny", data={"channels": 12}), bands, trained[0], notes, verdict=False)
+
+
+def test_a_network_of_colours_is_adapted(bands: ImageSet, tmp_path: Path) -> None:
+    notes = Notes()
+    recipe = small("adapt", init="conv4_photos")
+    assert run_training(recipe, bands, tmp_path / "run", notes) == 0
+    assert any("its first layer, of 3 channels, is adapted to 12 as timm does" in line for line in notes.lines)
+    report = json.loads((tmp_path / "run" / "report.json").read_text())
+    assert {"pixels", "colour_histogram", "patches", "start"} <= report["verdict"]["references"].keys()
+    start = excb.load(tmp_path / "run" / "checkpoints" / "step-0.pt").network.get_parameter("blocks.0.0.weight")
+    theirs = excb.load("conv4_photos").network.get_parameter("blocks.0.0.weight")
+    torch.testing.assert_close(start[:, 4], theirs[:, 1] * 3 / BANDS)
+
+
+def test_a_network_of_bands_continues_on_bands_alone(
+    bands: ImageSet, trained: tuple[Path, list[str]], tmp_path: Path
+) -> None:
+    notes = Notes()
+    recipe = small("adapt", init=str(trained[0]), adapt={"lora_rank": 0})
+    assert run_training(recipe, bands, tmp_path / "run", notes, verdict=False) == 0
+    assert excb.load(tmp_path / "run").transform.mean == excb.load(trained[0]).transform.mean
+    colours = ImageSet(bands.root.parent / "pictures", [name.replace(".npy", ".png") for name in bands.paths])
+    with pytest.raises(UserError, match="takes images of 12 channels, and these have 3"):
+        run_training(recipe, colours, tmp_path / "other", notes)
+
+
+@pytest.mark.parametrize("sees", ["image", "view"])
+def test_a_teacher_of_colours_sees_the_chosen_channels(bands: ImageSet, tmp_path: Path, sees: str) -> None:
+    distil = {"teachers": ("conv4_photos",), "samples": 16, "clusters": 4, "teacher_sees": sees}
+    recipe = small("distil", model={"backbone": "conv4", "options": {}}, distil=distil)
+    with pytest.raises(
+        UserError, match=r"conv4_photos takes 3 channels, and the images have 12.*teacher_channels=2,1,0"
+    ):
+        run_training(recipe, bands, tmp_path / "run", Notes())
+    recipe = recipe.change(distil={"teacher_channels": (3, 2, 1)})
+    assert run_training(recipe, bands, tmp_path / "run", Notes()) == 0
+    report = json.loads((tmp_path / "run" / "report.json").read_text())
+    assert "conv4_photos" in report["verdict"]["references"]
