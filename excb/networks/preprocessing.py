@@ -1,6 +1,6 @@
 """Preprocessing of an image into a network's input: resize, crop, scale to [0, 1], normalise."""
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -64,10 +64,14 @@ class Preprocessing:
 
         return self._scaled(self.cut(as_channels(image, self.pixels)))
 
+    def with_range(self, text: str) -> "Preprocessing":
+        """The same for images of more than 8 bits with values in a range such as "0..4095". Raises UserError."""
+        return replace(self, pixels=Pixels.declared(text, self.channels))
+
     @property
     def channels(self) -> int:
-        """C, of the images."""
-        return self.pixels.channels
+        """C, of the images that the network takes."""
+        return len(self.mean)
 
     def cut(self, image: "Image.Image | np.ndarray") -> "Image.Image | np.ndarray":
         """The square that the network sees, resized but not scaled yet: `crop` x `crop`.

@@ -7,6 +7,7 @@ import torch
 from PIL import Image
 
 from excb.images.decoding import open_image
+from excb.images.pixels import Pixels
 from excb.images.scanning import scan_folder
 from excb.networks.preprocessing import Preprocessing
 from excb.references import baselines
@@ -40,3 +41,14 @@ def test_rows_of_inputs_are_those_of_the_images() -> None:
     torch.testing.assert_close(baselines.PixelRows()(inputs)[0], baselines.pixel_row(image))
     smaller = baselines.PixelRows()(Preprocessing(64, 64)(image.resize((64, 64)))[None])
     assert smaller.shape == (1, 3 * 32 * 32)
+
+
+def test_any_channels_have_pixels_and_a_histogram_each() -> None:
+    image = np.random.default_rng(3).integers(0, 256, (32, 32, 5), np.uint8)
+    row = baselines.colour_histogram(image)
+    counts = np.stack([np.histogram(image[..., channel], 16, (0, 256))[0] for channel in range(5)])
+    torch.testing.assert_close(row, torch.from_numpy(counts).float().sqrt().flatten())
+    prepared = Preprocessing(32, 32, (0.3,) * 5, (0.2,) * 5, pixels=Pixels(5))
+    inputs = prepared(image)[None]
+    torch.testing.assert_close(baselines.rows_of_inputs("colour_histogram", prepared)(inputs)[0], row)
+    assert baselines.pixel_row(image).shape == baselines.rows_of_inputs("pixels", prepared)(inputs)[0].shape == (5120,)

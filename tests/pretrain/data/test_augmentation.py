@@ -472,3 +472,41 @@ def test_where_the_kernels_run(
     found = triton_obstacle(torch.device(device))
     assert why in found
     assert bool(found) == bool(why)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Images of other than three channels
+# ---------------------------------------------------------------------------------------------------------------------
+
+ANY_CHANNELS = [
+    (row(FLIP=1), tvf.hflip),
+    (row(JITTER=1, BRIGHTNESS=1.4), lambda image: tvf.adjust_brightness(image, 1.4)),
+    (row(SIGMA=1.3), lambda image: tvf.gaussian_blur(image, [23, 23], [1.3, 1.3])),
+    (row(SOLARIZE=1), solarize),
+    # Operations on colours change nothing, and contrast is around the mean of all channels.
+    (row(JITTER=1, SATURATION=0.1, HUE=0.4), lambda image: image),
+    (row(GREYED=1), lambda image: image),
+    (row(JITTER=1, CONTRAST=0.3), lambda image: 0.3 * image + 0.7 * image.mean()),
+]
+
+
+@pytest.mark.parametrize("way", [augmentation.one_by_one, augmentation.together])
+@pytest.mark.parametrize("operation", ANY_CHANNELS, ids=lambda each: "")
+@pytest.mark.parametrize("channels", [1, 2, 7])
+def test_operations_on_any_channels_are_torchvisions_on_each(operation: Any, way: Way, channels: int) -> None:
+    crops = torch.cat([noisy_crops(4), noisy_crops(4).flip(0, 3), noisy_crops(4)], 3)[..., :channels]
+    parameters, function = operation
+    for rows, images in way(crops.permute(0, 3, 1, 2), parameters.expand(4, -1), PLAIN.blur_kernel):
+        for crop, image in zip(crops[rows], images, strict=True):
+            expected = torch.cat([function(plane[None]) for plane in in_double(crop)])
+            if function is ANY_CHANNELS[-1][1]:
+                expected = function(in_double(crop))
+            torch.testing.assert_close(image.double(), expected, rtol=0, atol=2e-6)
+
+
+def test_any_channels_are_normalised_by_their_own_statistics() -> None:
+    crops = torch.cat([noisy_crops(2), noisy_crops(2)], 3)[..., :4]
+    settings = ViewSettings(mean=(0.1, 0.2, 0.3, 0.4), std=(1.0, 0.5, 2.0, 0.1))
+    expected = tvf.normalize(crops.permute(0, 3, 1, 2).double() / 255, list(settings.mean), list(settings.std))
+    output = augment(crops, row().expand(2, -1), settings)
+    torch.testing.assert_close(output.double(), expected, rtol=0, atol=1e-5)

@@ -124,6 +124,19 @@ def test_an_image_and_its_pixels_give_the_same_crops(image: Any) -> None:
 # ---------------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("channels", [1, 2, 6, 12])
+def test_every_channel_is_cropped_as_one_of_a_colour_image(channels: int) -> None:
+    """Kernels for other numbers of channels round otherwise: by one of 255 at most."""
+    pixels = np.concatenate([np.asarray(noisy_picture(60 + number, 50))[:, :60] for number in range(4)], axis=2)
+    maker = ViewMaker(settings_of(), seed=3, epochs=5)
+    crops = maker.cut(pixels[..., :channels], epoch=2, sample=9, views=range(2))[0]
+    assert crops.shape == (2, 24, 24, channels)
+    for channel in range(channels):
+        colours = pixels[..., [channel] * 3]
+        expected = maker.cut(colours, epoch=2, sample=9, views=range(2))[0][..., 0]
+        assert np.abs(crops[..., channel].astype(int) - expected.astype(int)).max() <= 1
+
+
 @pytest.mark.parametrize("side", [20, 47, 48, 60, 100, 150, 200, 400, 900])
 def test_an_image_is_decoded_smaller_as_far_as_every_crop_has_the_views_pixels(side: int) -> None:
     settings, size = settings_of(), (side * 4 // 3, side)
