@@ -47,7 +47,7 @@ PREPROCESSING = {
     ),
 }
 _ARCHITECTURE = {
-    "name": Field(records.matching(r"(timm:|torchvision:)?[A-Za-z0-9]\w*(\.\w+)?"), "a plain name"),
+    "name": Field(records.matching(r"(timm:|torchvision:|transformers:)?[A-Za-z0-9]\w*(\.\w+)?"), "a plain name"),
     "options": Field(all_of(records.table, condition(_in_bounds)), f"a table with numbers up to {LARGEST_OPTION:,}"),
 }
 
@@ -68,8 +68,8 @@ def preprocessing_from(values: dict[str, Any]) -> Preprocessing:
     except UserError as error:  # a range that is none
         raise RecordError(f"preprocessing: {error}") from None
     counts = len(preprocessing.mean), len(preprocessing.std)
-    if set(counts) != {preprocessing.channels}:
+    if set(counts) != {preprocessing.pixels.channels}:
         raise RecordError(
-            f"preprocessing has {counts[0]} means and {counts[1]} std for {preprocessing.channels} channels"
+            f"preprocessing has {counts[0]} means and {counts[1]} std for {preprocessing.pixels.channels} channels"
         )
     return preprocessing
