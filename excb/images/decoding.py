@@ -10,18 +10,16 @@ import numpy as np
 from PIL import ExifTags, Image, ImageOps, UnidentifiedImageError
 from PIL.JpegImagePlugin import JpegImageFile
 
-from excb.files import bands, npy
+from excb.files import bands
 from excb.files.regular import refuse_special
 from excb.images import depth
+from excb.images.depth import DAMAGE
+from excb.images.formats.plugins import is_raw, open_pillow, raw_sizes
 from excb.images.pixels import EIGHT_BIT, BrokenImageError, Pixels, PixelsError, Source
 
-__all__ = ["BrokenImageError", "PixelsError", "Source", "open_image", "open_smaller", "to_rgb"]
+__all__ = ["DAMAGE", "BrokenImageError", "PixelsError", "Source", "open_image", "open_smaller", "to_rgb"]
 
 Shrink = Callable[[tuple[int, int]], int]  # upright width and height -> 1, 2, 4 or 8
-
-
-# What Pillow's decoders have been seen to raise for files with changed or missing bytes, and related errors.
-DAMAGE = (*npy.DAMAGE, RuntimeError, Image.DecompressionBombError)
 
 
 @overload
@@ -62,7 +60,7 @@ def open_smaller(source: Source, shrink: Shrink, pixels: Pixels = EIGHT_BIT) -> 
     try:
         # Pillow warns of large images and of odd metadata. The user cannot fix them, and they do not change the pixels.
         refuse_special(source)
-        with warnings.catch_warnings(action="ignore"), Image.open(source) as image:
+        with warnings.catch_warnings(action="ignore"), open_pillow(source) as image:
             if pixels != EIGHT_BIT or depth.is_deep(image):
                 return _opened(depth.upright(depth.mapped(image, pixels, source), image))
             full_size = None
@@ -113,7 +111,9 @@ def stored_and_upright_size(source: Source) -> tuple[tuple[int, int], tuple[int,
     """Width and height as stored and as `open_image` returns them, without decoding. Raises BrokenImageError."""
     try:
         refuse_special(source)
-        with warnings.catch_warnings(action="ignore"), Image.open(source) as image:  # as `open_image`
+        if is_raw(source):
+            return raw_sizes(source)
+        with warnings.catch_warnings(action="ignore"), open_pillow(source) as image:  # as `open_image`
             return image.size, _upright_size(image)
     except DAMAGE as error:
         raise _broken(error) from None

@@ -12,6 +12,7 @@ from PIL import ExifTags, Image, UnidentifiedImageError
 
 from excb.files import bands, npy
 from excb.files.regular import refuse_special
+from excb.images.formats.plugins import is_raw, open_pillow
 from excb.images.pixels import BrokenImageError, Pixels, PixelsError, Source
 
 # What Pillow's decoders have been seen to raise for files with changed or missing bytes, and related errors.
@@ -79,7 +80,9 @@ def described(source: Source, channels: int | None = None) -> tuple[np.dtype[Any
     """
     try:
         refuse_special(source)
-        with warnings.catch_warnings(action="ignore"), Image.open(source) as image:
+        if is_raw(source):  # developed into 8 bits
+            return np.dtype(np.uint8), 3
+        with warnings.catch_warnings(action="ignore"), open_pillow(source) as image:
             if image.format == "TIFF" and (is_deep(image) or channels) and (found := bands.described(source, channels)):
                 return found.dtype, found.channels
             return stored_type(image), 1 if len(image.getbands()) < 3 and image.mode != "P" else 3
@@ -96,7 +99,7 @@ def read_values(source: Source, channels: int) -> np.ndarray:
     """A file's stored values, [H, W] or [H, W, C], before any mapping. Raises BrokenImageError."""
     try:
         refuse_special(source)
-        with warnings.catch_warnings(action="ignore"), Image.open(source) as image:
+        with warnings.catch_warnings(action="ignore"), open_pillow(source) as image:
             return _values(image, channels, source)
     except UnidentifiedImageError as error:
         with suppress(bands.BandsError):

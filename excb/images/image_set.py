@@ -2,7 +2,7 @@
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
@@ -10,8 +10,7 @@ import numpy as np
 
 from excb.images.decoding import Source, open_image
 from excb.images.pixels import EIGHT_BIT, Pixels
-
-EXTENSIONS = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm", ".pgm", ".jp2", ".avif")
+from excb.ledger import Ledger
 
 
 class Images(Protocol):
@@ -71,6 +70,14 @@ class ScannedImages(Protocol):
         """The folders."""
 
 
+def ledger_of(images: Any) -> Ledger:
+    """What the search for a set's images left out; that of the whole set for some of its images."""
+    while not isinstance(ledger := getattr(images, "ledger", None), Ledger):
+        if (images := getattr(images, "images", None)) is None:
+            return Ledger()
+    return ledger
+
+
 def fingerprint_of(paths: Sequence[str], labels: np.ndarray | None) -> str:
     """A hash of paths and labels."""
     digest = hashlib.sha256("\n".join(paths).encode("utf-8", "surrogateescape"))
@@ -88,6 +95,7 @@ class ImageSet:
     labels: np.ndarray | None = None  # class index of every sample, int64 [N]
     classes: tuple[str, ...] | None = None  # class names
     scanned: bool = False  # whether these are all images below root, as another scan would find them
+    ledger: Ledger = field(default=Ledger(), compare=False)  # what the scan left out
     pixels: Pixels = EIGHT_BIT  # how stored values become channels
 
     def __len__(self) -> int:

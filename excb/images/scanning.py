@@ -8,14 +8,22 @@ from pathlib import Path
 import numpy as np
 
 from excb.errors import UserError, nearest_path
-from excb.images.image_set import EXTENSIONS, Images, ImageSet, ScannedImages
+from excb.images.formats.known import EXTENSIONS, Kind, extension_of, kind_of, kind_of_file
+from excb.images.image_set import Images, ImageSet, ScannedImages
+from excb.ledger import Ledger, Tally
+
+AGAIN = "links to a folder above them, or to one that is searched already"
 
 
 def scan_folder(folder: Path | str) -> ImageSet:
     """Find the images below a folder, at any depth, in an order that depends on their names only.
 
     If every image is in a sub-folder and there are at least two of them, the first-level sub-folders are the classes.
-    Hidden files and folders are skipped.
+    Files are images by their extension, and by their first bytes where that says nothing. NumPy arrays are images where
+    there are no others. The set's ledger counts everything else, also hidden files and folders.
+
+    A link to a folder elsewhere is followed, once. One that leads to a folder which is searched anyway, or above the
+    link, is not: its images would be taken twice, or images that nobody named.
 
     Raises:
         UserError: the folder is missing or holds no image, or a folder in it cannot be read.
@@ -23,44 +31,95 @@ def scan_folder(folder: Path | str) -> ImageSet:
     root = Path(folder)
     if not root.is_dir():
         raise UserError(f"no folder {root}: name the folder that holds your images{nearest_path(root)}")
-    paths = [below + name for below, names in _walk(root) for name in names if name.lower().endswith(EXTENSIONS)]
+    paths, ledger = _images_below(root)
     if not paths:
         tars = f"; name tars as '{root}/*.tar'" if any(root.glob("*.tar")) else ""
-        raise UserError(f"no image below {root}: it needs files ending in {' '.join(EXTENSIONS)}{tars}")
+        found = "".join(f" ({line})" for line in ledger.lines())
+        raise UserError(f"no image below {root}: it needs files ending in {' '.join(EXTENSIONS)}{found}{tars}")
     paths.sort()
     tops = [path.split("/", 1)[0] for path in paths]
     classes = tuple(sorted(set(tops)))
     if len(classes) < 2 or any("/" not in path for path in paths):
-        return ImageSet(root, paths, scanned=True)
+        return ImageSet(root, paths, scanned=True, ledger=ledger)
     index = {name: number for number, name in enumerate(classes)}
-    return ImageSet(root, paths, np.array([index[top] for top in tops]), classes, scanned=True)
+    return ImageSet(root, paths, np.array([index[top] for top in tops]), classes, scanned=True, ledger=ledger)
 
 
-def _walk(root: Path) -> Iterator[tuple[str, list[str]]]:
-    """Every folder below `root` once, links followed: its path with a slash ("" for `root`), and its files.
+def _images_below(root: Path) -> tuple[list[str], Ledger]:
+    """The paths of the images below a folder, and what else is there."""
+    paths, arrays, tally = list[str](), list[str](), Tally()
+    usual = set[str]()  # endings of names, as they are typed: most files take one look
+    for below, files in _walk(root, tally):
+        for entry in files:
+            name = entry.name
+            if name[name.rfind(".") :] in usual:
+                paths.append(below + name)
+                continue
+            extension = extension_of(name)
+            kind = kind_of(extension)
+            if kind is Kind.IMAGE:
+                usual.add(name[-len(extension) :])
+            elif kind is Kind.UNKNOWN:
+                kind = kind_of_file(entry)
+            if kind is Kind.IMAGE:
+                paths.append(below + name)
+            elif kind is Kind.ARRAY:
+                arrays.append(below + name)
+            else:
+                advice = "" if isinstance(kind, Kind) else kind.advice
+                tally.add(extension or "without extension", below + name, advice)
+    if not paths:
+        return arrays, tally.ledger()
+    for array in arrays:
+        tally.add(extension_of(array), array, "arrays are images where a folder holds no others")
+    return paths, tally.ledger()
+
+
+def _walk(root: Path, tally: Tally) -> Iterator[tuple[str, list[os.DirEntry[str]]]]:
+    """Every folder below `root` once: its path with a slash ("" for `root`), and its files.
 
     `os.walk` recurses at every level, and resolving every path anew would take quadratic time in the depth.
     """
-    waiting, seen = [("", os.path.realpath(root))], set[str]()
+    top = os.path.realpath(root)
+    waiting, seen = [("", top)], set[str]()
     while waiting:
         below, real = waiting.pop()
-        if real in seen:  # a link back into the tree
+        if real in seen:  # by another link
+            tally.add(AGAIN, below.rstrip("/"))
             continue
         seen.add(real)
         try:
             with os.scandir(root / below) as listing:
-                # lost+found is the file system's own folder at the top of a disk, which only root can read.
-                shown = [entry for entry in listing if not entry.name.startswith(".") and entry.name != "lost+found"]
-                entries = sorted(shown, key=lambda entry: entry.name)
+                entries = sorted(listing, key=lambda entry: entry.name)
         except (FileNotFoundError, NotADirectoryError):  # it has just gone
             continue
         except OSError as error:
             raise _unreadable(root / below, error) from None
-        folders = {entry.name: entry for entry in entries if is_folder(entry)}
-        yield below, [entry.name for entry in entries if entry.name not in folders]
-        for name, entry in reversed(folders.items()):
-            there = os.path.realpath(entry.path) if entry.is_symlink() else f"{real}/{name}"
-            waiting.append((f"{below}{name}/", there))
+        files, folders = list[os.DirEntry[str]](), list[tuple[str, str]]()
+        for entry in entries:
+            # lost+found is the file system's own folder at the top of a disk, which only root can read.
+            if entry.name.startswith(".") or entry.name == "lost+found":
+                tally.add(
+                    "hidden folders" if entry.is_dir(follow_symlinks=False) else "hidden files", below + entry.name
+                )
+            elif not is_folder(entry):
+                files.append(entry)
+            elif not entry.is_symlink():
+                folders.append((f"{below}{entry.name}/", f"{real}/{entry.name}"))
+            elif _leads_back(there := os.path.realpath(entry.path), real, top):
+                tally.add(AGAIN, below + entry.name)
+            else:
+                folders.append((f"{below}{entry.name}/", there))
+        yield below, files
+        waiting.extend(reversed(folders))
+
+
+def _leads_back(there: str, link: str, top: str) -> bool:
+    """Whether a link's target is above the folder that holds it, or below the top folder and not hidden there."""
+    if f"{link}/".startswith(f"{there.rstrip('/')}/"):
+        return True
+    inside = there.removeprefix(f"{top}/")
+    return inside != there and not any(part.startswith(".") for part in inside.split("/"))
 
 
 def is_folder(entry: os.DirEntry[str]) -> bool:

@@ -6,14 +6,15 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import overload
+from typing import Any, overload
 
 import numpy as np
-from PIL import Image
 
 from excb.errors import UserError
 from excb.images.decoding import BrokenImageError, open_image
-from excb.images.image_set import EXTENSIONS, fingerprint_of
+from excb.images.formats.known import EXTENSIONS
+from excb.images.image_set import fingerprint_of
+from excb.images.pixels import EIGHT_BIT, Pixels
 from excb.images.tars.index import ShardIndex, index_of
 from excb.images.tars.places import find_shards
 from excb.remote import byte_ranges
@@ -82,6 +83,7 @@ class ShardImages:
     index: ShardIndex
     labels: np.ndarray | None = None  # class index of every image, int64 [N]
     classes: tuple[str, ...] | None = None  # class names
+    pixels: Pixels = EIGHT_BIT  # how stored values become channels
     _reader: byte_ranges.RangeReader = field(default_factory=byte_ranges.RangeReader, repr=False)
 
     def __len__(self) -> int:
@@ -130,9 +132,9 @@ class ShardImages:
             raise BrokenImageError(f"{type(error).__name__}: {byte_ranges.reason(error)}") from None
         return _Member(content, self.paths[index])
 
-    def open(self, index: int) -> Image.Image:
+    def open(self, index: int) -> Any:
         """See `Images.open`."""
-        return open_image(self.source(index))
+        return open_image(self.source(index), self.pixels)
 
 
 def open_shards(text: str, note: Note = lambda _line: None) -> ShardImages:

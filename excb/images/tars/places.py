@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from excb.errors import UserError
-from excb.images.image_set import EXTENSIONS
+from excb.images.formats.known import EXTENSIONS
 from excb.images.scanning import is_folder
 from excb.remote import byte_ranges
 

@@ -9,7 +9,7 @@ from typing import IO
 from excb.errors import UserError
 from excb.files import json_text
 from excb.images.decoding import DAMAGE
-from excb.images.image_set import EXTENSIONS
+from excb.images.formats.known import EXTENSIONS
 
 MOST_BYTES = 2**30  # of an image: it is read as a whole
 LABEL_BYTES = 2**20  # of a .cls or .json file at most

@@ -13,7 +13,8 @@ from PIL import Image
 from excb.errors import UserError
 from excb.files.regular import refuse_special
 from excb.images.decoding import DAMAGE, BrokenImageError, open_image, stored_and_upright_size
-from excb.images.image_set import EXTENSIONS, Images
+from excb.images.formats.known import EXTENSIONS
+from excb.images.image_set import Images
 
 IGNORED = -1  # of pixels without a class: they are neither learned nor scored
 Split = Literal["train", "test"]

@@ -6,7 +6,8 @@ from pathlib import Path
 import numpy as np
 
 from excb.errors import UserError
-from excb.images.image_set import EXTENSIONS, ImageSet
+from excb.images.formats.known import EXTENSIONS
+from excb.images.image_set import ImageSet
 from excb.images.scanning import scan_folder
 
 from .instance_set import InstanceLayout, InstanceSet, Truth

@@ -1,0 +1,118 @@
+"""Formats that Pillow opens with an extra: HEIC and JPEG XL by Pillow's plugins, and camera files by rawpy."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cache
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
+from typing import IO, Any
+
+from PIL import Image, UnidentifiedImageError
+
+Source = Path | str | IO[bytes]
+_TURNED = (5, 6)  # of rawpy's flips: a quarter to the left or right
+
+
+@dataclass(frozen=True)
+class Extra:
+    """A format, and the package that opens it."""
+
+    name: str  # of the extra of this package
+    module: str
+    extensions: tuple[str, ...]
+    enable: Callable[[Any], None]  # called once with the module
+
+    @property
+    def advice(self) -> str:
+        """The line that installs it."""
+        return f"pip install 'excb[{self.name}]'"
+
+    def register(self) -> bool:
+        """Whether Pillow or the package opens such files here; a plugin is registered."""
+        return _registered(self)
+
+
+def _nothing(_module: Any) -> None:
+    """Importing the package is enough."""
+
+
+HEIC = Extra(
+    "heic",
+    "pillow_heif",
+    (".heic", ".heif", ".hif", ".heics", ".heifs"),
+    lambda module: module.register_heif_opener(thumbnails=False),
+)
+JXL = Extra("jxl", "pillow_jxl", (".jxl",), _nothing)
+_CAMERAS = (
+    ".3fr .arw .cr2 .cr3 .crw .dcr .dng .erf .fff .iiq .kdc .mef .mos .mrw .nef .nrw .orf .pef .raf .rw2 .rwl .sr2 "
+    ".srf .srw .x3f"
+)
+RAW = Extra("raw", "rawpy", tuple(_CAMERAS.split()), _nothing)
+
+
+@cache
+def _registered(extra: Extra) -> bool:
+    Image.init()
+    if any(Image.EXTENSION.get(extension) in Image.OPEN for extension in extra.extensions):
+        return True  # by another plugin
+    if find_spec(extra.module) is None:
+        return False
+    extra.enable(import_module(extra.module))
+    return True
+
+
+def open_pillow(source: Source) -> Image.Image:
+    """`Image.open`, with the plugins of extras, and camera files developed.
+
+    Raises:
+        UnidentifiedImageError: as `Image.open`, and where an extra is missing, which the message names.
+        OSError: as `Image.open`, or a damaged camera file.
+    """
+    if is_raw(source):
+        return _developed(source)
+    try:
+        return Image.open(source)
+    except UnidentifiedImageError:
+        missing = [extra for extra in (HEIC, JXL) if not extra.register() and _ends_in(source, extra)]
+        if missing:
+            raise UnidentifiedImageError(f"such images need an extra: {missing[0].advice}") from None
+        return Image.open(source)  # by a plugin that has just been registered
+
+
+def is_raw(source: Source) -> bool:
+    """Whether a file is a camera's, by its extension: most are TIFFs that show Pillow a thumbnail."""
+    return _ends_in(source, RAW)
+
+
+def _ends_in(source: Source, extra: Extra) -> bool:
+    return isinstance(source, str | Path) and str(source).lower().endswith(extra.extensions)
+
+
+def raw_sizes(source: Source) -> tuple[tuple[int, int], tuple[int, int]]:
+    """Width and height of a camera file as stored and upright, without developing it. Raises OSError."""
+    with _opened_raw(source) as raw:
+        width, height = raw.sizes.width, raw.sizes.height
+        return (width, height), (height, width) if raw.sizes.flip in _TURNED else (width, height)
+
+
+def _developed(source: Source) -> Image.Image:
+    """A camera file in 8-bit sRGB, upright, with the camera's white balance."""
+    with _opened_raw(source) as raw:
+        # LibRaw's defaults scale brightness by each image's own maximum: here one mapping holds for all.
+        return Image.fromarray(raw.postprocess(use_camera_wb=True, no_auto_bright=True, adjust_maximum_thr=0.0))
+
+
+@contextmanager
+def _opened_raw(source: Source) -> Iterator[Any]:
+    """rawpy's object of a camera file. Its errors become OSErrors, as Pillow's are."""
+    if not RAW.register():
+        raise UnidentifiedImageError(f"such images need an extra: {RAW.advice}")
+    import rawpy
+
+    try:
+        with rawpy.imread(str(source)) as raw:
+            yield raw
+    except rawpy.LibRawError as error:
+        raise OSError(f"LibRaw: {error}") from None

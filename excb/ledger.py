@@ -1,0 +1,141 @@
+"""The ledger: what a search for images or an evaluation left out or doubts, by reason, with counts and a few names."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Self
+
+from excb.files.records import Rule, condition, count, list_of, record_of, text
+
+NAMED = 3  # names that an entry keeps
+SHOWN = 8  # kinds that a line lists; the rest are summed up
+
+
+@dataclass(frozen=True)
+class LedgerEntry:
+    """Files, images or rows with one thing in common."""
+
+    reason: str  # in words that may follow a number, such as ".mp4" or "hidden files"
+    count: int
+    names: tuple[str, ...] = ()  # the first few
+    advice: str = ""  # what to do or think about it
+    left_out: bool = True  # False: used all the same, and doubted
+    of: str = ""  # the set, such as "train"
+
+    @property
+    def line(self) -> str:
+        """The whole entry."""
+        place = f"{self.of}: " if self.of else ""
+        such_as = f", such as {', '.join(self.names)}" if self.names else ""
+        return f"{place}{self.count:,} {self.reason}{such_as}" + (f": {self.advice}" if self.advice else "")
+
+    @property
+    def part(self) -> str:
+        """The entry as one of several in a line."""
+        such_as = f"such as {self.names[0]}: " if self.names else ""
+        return f"{self.count:,} {self.reason}" + (f" ({such_as}{self.advice})" if self.advice else "")
+
+
+@dataclass(frozen=True)
+class Ledger:
+    """What was left out, and what is doubted; empty where neither is known of."""
+
+    entries: tuple[LedgerEntry, ...] = ()
+
+    def __bool__(self) -> bool:
+        return bool(self.entries)
+
+    def __add__(self, other: "Ledger") -> "Ledger":
+        return Ledger(tuple(dict.fromkeys((*self.entries, *other.entries))))
+
+    @property
+    def left_out(self) -> int:
+        """Files, images or rows that are in no figure."""
+        return sum(entry.count for entry in self.entries if entry.left_out)
+
+    def of(self, name: str) -> "Ledger":
+        """The ledger of a set of this name."""
+        return Ledger(tuple(replace(entry, of=name) for entry in self.entries))
+
+    def lines(self) -> list[str]:
+        """A line for each set of which anything was left out, and one for each doubt."""
+        left_out = dict[str, list[LedgerEntry]]()
+        for entry in self.entries:
+            if entry.left_out:
+                left_out.setdefault(entry.of, []).append(entry)
+        lines = [f"left out of {name or 'the images'}: {_listed(entries)}" for name, entries in left_out.items()]
+        return lines + [entry.line for entry in self.entries if not entry.left_out]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values for JSON, without what has its usual value."""
+        return {"entries": [_plain(entry) for entry in self.entries]} if self.entries else {}
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Self:
+        """The inverse of `to_dict`; `RULE` says what it takes."""
+        entries = [each | {"names": tuple(each.get("names", ()))} for each in values.get("entries", ())]
+        return cls(tuple(LedgerEntry(**each) for each in entries))
+
+
+RULE: Rule = record_of(
+    {
+        "entries": list_of(
+            record_of(
+                {
+                    **dict.fromkeys(("reason", "advice", "of"), text),
+                    "count": count,
+                    "names": list_of(text),
+                    "left_out": condition(lambda value: isinstance(value, bool)),
+                },
+                required=["reason", "count"],
+            )
+        )
+    }
+)
+
+
+@dataclass
+class Tally:
+    """A ledger in the making: counts by reason."""
+
+    _counts: dict[tuple[str, str], int] = field(default_factory=dict)
+    _names: dict[tuple[str, str], list[str]] = field(default_factory=dict)
+
+    def add(self, reason: str, name: str, advice: str = "") -> None:
+        """Count one file or folder."""
+        key = (reason, advice)
+        self._counts[key] = self._counts.get(key, 0) + 1
+        names = self._names.setdefault(key, [])
+        if len(names) < NAMED:
+            names.append(name)
+
+    def ledger(self) -> Ledger:
+        """The ledger, the most frequent reason first."""
+        ordered = sorted(self._counts.items(), key=lambda item: (-item[1], item[0]))
+        return Ledger(
+            tuple(
+                LedgerEntry(reason, number, tuple(self._names[reason, advice]), advice)
+                for (reason, advice), number in ordered
+            )
+        )
+
+
+def doubt(reason: str, names: Sequence[str], advice: str, *, of: str = "", count: int | None = None) -> Ledger:
+    """A ledger of one doubt; empty where there is no name. `count` is how many there are, by default all names."""
+    if not names:
+        return Ledger()
+    number = len(names) if count is None else count
+    return Ledger((LedgerEntry(reason, number, tuple(names[:NAMED]), advice, left_out=False, of=of),))
+
+
+def _plain(entry: LedgerEntry) -> dict[str, Any]:
+    values = {"reason": entry.reason, "count": entry.count, "names": list(entry.names), "advice": entry.advice}
+    kept = {name: value for name, value in values.items() if value}
+    return kept | ({"of": entry.of} if entry.of else {}) | ({} if entry.left_out else {"left_out": False})
+
+
+def _listed(entries: Sequence[LedgerEntry]) -> str:
+    """Those with advice, then the most frequent."""
+    ordered = sorted(entries, key=lambda entry: (not entry.advice, -entry.count))
+    rest = ordered[SHOWN:]
+    more = [f"{sum(entry.count for entry in rest):,} of {len(rest)} other kinds"] if rest else []
+    return ", ".join([*(entry.part for entry in ordered[:SHOWN]), *more])
