@@ -25,6 +25,7 @@ from excb.method import Step
 from .channels import settled
 from .data.batch import ViewBatch
 from .data.gpu_decoding import GpuDecoder, require_decoder
+from .data.pixels import with_their_pixels
 from .data.prefetch import prefetch_to_device
 from .data.stream_images import StreamImages
 from .data.stream_order import describe_order, reader_count
@@ -87,6 +88,8 @@ def run_training(
     Raises:
         UserError: recipe, images or folder cannot make a run, or the loss became NaN or infinite.
     """
+    begun = (out if isinstance(out, Path) else out.folder) / RECIPE
+    images = with_their_pixels(images, recipe.data, reporter, begun=begun)
     if not recipe.adopts:  # else the checkpoint that it starts from says which network takes them
         recipe = all_succeed(lambda: settled(recipe, pixels_of(images).channels, reporter.note))
     all_succeed(lambda: check_run(recipe, images))
@@ -105,7 +108,6 @@ def run_training(
 
     run_on_rank0(lock)
     try:
-        begun = place.folder / RECIPE
         recipe = run_on_rank0(lambda: adopted(recipe, reporter.note, begun=begun))
         recipe = all_succeed(lambda: settled(recipe, pixels_of(images).channels, reporter.note))
         indexed = images.kept if isinstance(images, StreamImages) else images

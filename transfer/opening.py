@@ -31,7 +31,7 @@ def labelled(
 
     def open_task(shared: LabelledOptions, _own: Any, device: "torch.device", reporter: Reporter) -> "Task":
         train, test = labelled_images(shared, reporter, multilabel=multilabel)
-        task = task_on(shared, train, test, device)
+        task = task_on(shared, train, test, device, reporter=reporter)
         warn_of_unknown(task, reporter, unknown)
         return task
 
@@ -89,6 +89,7 @@ def task_on(
     device: "torch.device",
     *,
     heads: bool = False,
+    reporter: Reporter | None = None,
 ) -> "Task":
     """The checkpoint on its device, with these images and the cache that options name; all ranks call this."""
     from excb.distributed.collectives import all_succeed
@@ -110,6 +111,9 @@ def task_on(
             cache=shared.features_folder,
             heads=heads,
             precision=shared.feature_precision,
+            pixel_range=shared.range,
+            channels=shared.channels,
+            reporter=reporter,
         )
     )
     return task.calibrated()

@@ -62,13 +62,23 @@ class CheckpointOptions(NetworkOption):
 
 @dataclass(frozen=True, kw_only=True)
 class SizeOptions:
-    """Sizes of inputs, instead of those that the checkpoint has."""
+    """Sizes and values of inputs, instead of those that the checkpoint has."""
 
     resize: int | None = option(
         None, "shorter side (default: the checkpoint's)", metavar="PIXELS", group=_PREPROCESSING
     )
     crop: int | None = option(
         None, "central square (default: the checkpoint's)", metavar="PIXELS", group=_PREPROCESSING
+    )
+    range: str | None = option(
+        None,
+        "stored values that become black and white, such as 0..4095, of images of more than 8 bits (default: the "
+        "checkpoint's, else measured on the train images)",
+        metavar="LOW..HIGH",
+        group=_PREPROCESSING,
+    )
+    channels: int | None = option(
+        None, "channels of the images (default: as many as they have)", metavar="N", group=_PREPROCESSING
     )
 
 

@@ -33,6 +33,7 @@ from excb.references import patches, untrained
 from excb.references.baselines import rows_of_inputs
 
 from .data.classes import labelled_folder, with_classes_of
+from .data.mapping import declared_pixels, on_one_mapping
 from .options import BASELINES, REFERENCES
 from .published.subjects import Subject
 
@@ -72,6 +73,9 @@ class Task:
         cache: Path | None = None,
         heads: bool = False,
         precision: Precision = "fp32",
+        pixel_range: str | None = None,
+        channels: int | None = None,
+        reporter: Reporter | None = None,
     ) -> Self:
         """Load and check everything before any work starts.
 
@@ -89,6 +93,9 @@ class Task:
             cache: see `on`.
             heads: load projector and centroids as well, as `backbone.heads`.
             precision: see `on`.
+            pixel_range: LOW..HIGH of images of more than 8 bits; else the checkpoint's, or that of the train images.
+            channels: of the images; else the checkpoint's, or what they have.
+            reporter: for what the images' pixels are.
 
         Raises:
             UserError: checkpoint or images cannot be used; or as `on`.
@@ -101,6 +108,15 @@ class Task:
             require(not isinstance(preprocessing, OwnTransform), "the network's own transform says the size of images")
             preprocessing = _resized(preprocessing, resize, crop)
             check_resolution(backbone, [preprocessing.crop])
+        say = reporter or Reporter(quiet=True)
+        train_set, test_set, preprocessing = on_one_mapping(
+            train_set,
+            test_set,
+            preprocessing,
+            declared_pixels(pixel_range, channels, preprocessing.pixels),
+            note=say.note,
+            warn=say.warn,
+        )
         return cls.on(
             backbone,
             preprocessing,

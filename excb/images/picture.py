@@ -13,6 +13,8 @@ from excb.images import depth
 from excb.images.decoding import BrokenImageError, open_image, to_rgb
 from excb.images.pixels import EIGHT_BIT, Pixels, PixelsError
 
+_BY_HAND = "backbone.transform = backbone.transform.with_range('0..4095')"
+
 Picture = Image.Image | np.ndarray | str | Path
 
 
@@ -31,7 +33,10 @@ def as_rgb(picture: Any) -> Image.Image:
         UserError: it is something else, or a file that is not a readable image.
     """
     if isinstance(picture, Image.Image):
-        return to_rgb(picture)
+        try:
+            return to_rgb(picture)
+        except PixelsError as error:
+            raise UserError(f"an image in memory: {error}; in Python: {_BY_HAND}") from None
     if isinstance(picture, str | os.PathLike):
         image: Image.Image = _from_file(os.fspath(picture), EIGHT_BIT)
         return image
@@ -66,6 +71,8 @@ def each_channel(
 def _from_file(file: str, pixels: Pixels) -> Any:
     try:
         return open_image(file, pixels)
+    except PixelsError as error:
+        raise UserError(f"{file}: {error}; in Python: {_BY_HAND}") from None
     except BrokenImageError as error:
         raise UserError(f"{file} cannot be read as an image ({error}): fix it, or leave it out") from None
 
@@ -74,8 +81,8 @@ def as_channels(picture: Any, pixels: Pixels) -> Image.Image | np.ndarray:
     """A picture as the 8-bit channels of a record of pixels: RGB, or uint8 [H, W, C] for other than three.
 
     Args:
-        picture: the path of a file, or a PIL image of more than 8 bits, whose stored values are mapped; or another PIL
-            image, or uint8 pixels [H, W, C], and [H, W] for one, which are channels already.
+        picture: the path of a file, or a PIL image or an array [H, W, C] or [H, W] of more than 8 bits, whose values
+            are mapped; or others of 8 bits, which are channels already.
         pixels: how stored values become channels.
 
     Raises:
@@ -85,12 +92,14 @@ def as_channels(picture: Any, pixels: Pixels) -> Image.Image | np.ndarray:
         return as_rgb(picture)
     if isinstance(picture, Image.Image):
         try:
-            channels = depth.mapped(picture, pixels if depth.is_deep(picture) else Pixels(pixels.channels))
+            channels = depth.mapped(picture, pixels)
         except PixelsError as error:
             raise UserError(f"an image in memory cannot be used: {error}") from None
         return Image.fromarray(channels) if pixels.channels == len("RGB") else channels
     if isinstance(picture, str | os.PathLike):
         return _from_file(os.fspath(picture), pixels)
+    if isinstance(picture, np.ndarray) and picture.dtype != np.uint8 and picture.dtype.kind in "iuf" and pixels.deep:
+        return _mapped_array(picture, pixels)
     if pixels.channels == len("RGB") or not isinstance(picture, np.ndarray):
         return as_rgb(picture)
     array = picture[..., None] if picture.ndim == 2 else picture
@@ -102,12 +111,27 @@ def as_channels(picture: Any, pixels: Pixels) -> Image.Image | np.ndarray:
     return array
 
 
+def _mapped_array(array: np.ndarray, pixels: Pixels) -> Image.Image | np.ndarray:
+    """Channels of an array of more than 8 bits. Raises UserError for other axes or channels."""
+    try:
+        if array.ndim not in (2, 3) or 0 in array.shape:
+            raise PixelsError("it has other axes than [H, W] or [H, W, C]")
+        channels = depth.channels_of(array, pixels)
+    except PixelsError as error:
+        raise UserError(f"{array.dtype} {list(array.shape)} is not such an image: {error}") from None
+    return Image.fromarray(channels) if pixels.channels == len("RGB") else channels
+
+
 def _pixels(array: np.ndarray) -> np.ndarray:
     """8-bit pixels [H, W], [H, W, 3] or [H, W, 4]. Raises UserError for an array that holds none."""
     grey = array.ndim == 2 or (array.ndim == 3 and array.shape[-1] == 1)
     fits = (grey or (array.ndim == 3 and array.shape[-1] in (3, 4))) and 0 not in array.shape
     if array.dtype != np.uint8 or not fits:
-        fix = "scale its values to 0..255, then .astype('uint8')" if fits else "move its axes, or pass one image"
+        fix = (
+            f"{_BY_HAND}, or scale them to 0..255, then .astype('uint8')"
+            if fits
+            else "move its axes, or pass one image"
+        )
         raise UserError(
             "an array is an image if it holds uint8 pixels [H, W, 3], [H, W, 4], [H, W, 1] or [H, W], not "
             f"{array.dtype} {list(array.shape)}: {fix}"

@@ -48,9 +48,8 @@ class Survey:
         """Whether images of more than 8 bits were seen."""
         return any(stored != "uint8" for stored, _ in self.kinds)
 
-    @property
-    def line(self) -> str:
-        """All that in one line, for people; empty for 8-bit grey and colour."""
+    def line(self, whose: str = "") -> str:
+        """All that in one line, for people; empty for 8-bit grey and colour. `whose` the range is, if not declared."""
         several = self.pixels.channels != 3
         if not self.deep and not several:
             return ""
@@ -62,7 +61,8 @@ class Survey:
         if not self.deep:
             return said
         sampled = f" of {self.measured:,} of them" if self.measured < self.images else ""
-        how = f"mapped from {'the declared ' if self.pixels.origin == 'declared' else ''}{self.pixels.range}"
+        whose = whose or ("the declared " if self.pixels.origin == "declared" else "")
+        how = f"mapped from {whose}{self.pixels.range}"
         clipped = f"; {self.clipped:,} with values outside, which are clipped" if self.clipped else ""
         return f"{said}, values {self.low:,.6g} to {self.high:,.6g}{sampled}: {how}{clipped}"
 
@@ -94,7 +94,7 @@ def surveyed(images: Any, declared: Pixels | None = None, *, name: str = "") -> 
     deep = {stored for stored, _ in kinds if stored != "uint8"}
     if not deep:
         return Survey(total, kinds, known if channels == known.channels else Pixels(channels))
-    require(known.deep or len({stored for stored, _ in kinds}) == 1, _mixed(kinds, name))
+    require(known.origin == "declared" or len({stored for stored, _ in kinds}) == 1, _mixed(kinds, name))
     chosen = _spread(possible, MEASURED)
     ranges = [bounds for bounds in _map(lambda index: _bounds(source(index), channels), chosen) if bounds is not None]
     require(bool(ranges), f"no image of {name} holds a number: repair them, or leave them out")

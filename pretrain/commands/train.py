@@ -59,13 +59,14 @@ def _dry_run(options: argparse.Namespace, recipe: Recipe) -> int:
     from excb.images.opening import training_images
 
     from ..data.hub_stream import refuse_stream
+    from ..data.pixels import with_their_pixels
     from ..initialise import adopted
     from ..plan.plan import plan_run, print_plan_report
     from ..training.start import check_run
 
     refuse_stream(options.data, "--dry-run")
     reporter = reporter_of(options)
-    images = training_images(options.data, options.list, reporter.note)
+    images = with_their_pixels(training_images(options.data, options.list, reporter.note), recipe.data, reporter)
     check_run(recipe, images)
     recipe = adopted(recipe, reporter.note)
     report = plan_run(recipe, options.gpus, images, measure=False, gpu=None, reporter=reporter)  # builds the network

@@ -17,6 +17,7 @@ from PIL import Image
 
 from excb.errors import UserError, require
 from excb.images.decoding import BrokenImageError, open_image
+from excb.images.pixels import EIGHT_BIT, Pixels
 from excb.remote import byte_ranges
 
 KEPT = 2048  # images, for the monitor and as replacements of broken ones
@@ -32,6 +33,7 @@ class KeptImages:
     fingerprint: str
     labels: None = None
     classes: None = None
+    pixels: Pixels = EIGHT_BIT  # how stored values become channels
 
     def __len__(self) -> int:
         return len(self.contents)
@@ -44,13 +46,13 @@ class KeptImages:
         """One encoded image."""
         return io.BytesIO(self.contents[index])
 
-    def open(self, index: int) -> Image.Image:
-        """One image as upright 8-bit RGB.
+    def open(self, index: int) -> Any:
+        """One image upright, in 8 bits: see `Images.open`.
 
         Raises:
             BrokenImageError: it cannot be read.
         """
-        return open_image(self.source(index))
+        return open_image(self.source(index), self.pixels)
 
 
 @dataclass(frozen=True)
@@ -65,6 +67,7 @@ class StreamImages:
     labels: None = None
     classes: None = None
     paths: Sequence[str] = ()
+    pixels: Pixels = EIGHT_BIT  # how stored values become channels
 
     def __len__(self) -> int:
         return sum(self.sizes)
@@ -134,7 +137,7 @@ class StreamImages:
         kept = sorted(first)[:KEPT]
         require(len(kept) > 1, f"{self.root} holds {len(kept)} image: pretraining needs many")
         names = [image_name(shard, row) for row, shard, _ in kept]
-        return KeptImages(self.root, [content for _, _, content in kept], names, self.fingerprint)
+        return KeptImages(self.root, [content for _, _, content in kept], names, self.fingerprint, pixels=self.pixels)
 
 
 def image_name(shard: int, row: int) -> str:

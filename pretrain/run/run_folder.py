@@ -20,6 +20,7 @@ from excb.files import json_text
 from excb.files.atomic import write_text
 from excb.files.run_files import METRICS, RECIPE, REPORT
 from excb.images.image_set import Images
+from excb.images.pixels import EIGHT_BIT, pixels_of
 from excb.version import __version__
 
 from ..recipe import Recipe
@@ -253,12 +254,13 @@ def numerics_changed(old: dict[str, Any], new: dict[str, Any]) -> str:
 
 def facts_of_images(images: Images) -> dict[str, Any]:
     """The facts that a run stores about its images."""
+    pixels = pixels_of(images)
     return {
         "root": os.fspath(images.root),
         "images": len(images),
         "fingerprint": images.fingerprint,
         "classes": list(images.classes) if images.classes is not None else None,
-    }
+    } | ({} if pixels == EIGHT_BIT else {"pixels": pixels.to_dict()})
 
 
 def recipe_differences(old: dict[str, Any], new: dict[str, Any]) -> list[str]:

@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from PIL.Image import Image
 
 from excb.distributed.collectives import run_on_rank0
 from excb.errors import UserError, require
-from excb.images.decoding import open_image
+from excb.images.decoding import Source, open_image
+from excb.images.pixels import EIGHT_BIT, Pixels
 
 from .named_sets import Note, NumberedImages, SetSource, Split, one_line, rank0_then_all
 
@@ -30,16 +30,21 @@ class HubImages(NumberedImages):
     labels: np.ndarray  # class indices, int64 [N]
     classes: tuple[str, ...]  # class names
     origin: str  # the loaded data set's fingerprint
+    pixels: Pixels = EIGHT_BIT  # how stored values become channels
 
-    def open(self, index: int) -> Image:
-        """One image as upright 8-bit RGB.
+    def source(self, index: int) -> Source:
+        """One image as it is stored."""
+        stored = self.rows[index][self.column] or {"bytes": b""}
+        content = stored.get("bytes")
+        return stored["path"] if content is None else io.BytesIO(content)  # type: ignore[no-any-return]
+
+    def open(self, index: int) -> Any:
+        """One image upright, in 8 bits: see `Images.open`.
 
         Raises:
             BrokenImageError: it cannot be read.
         """
-        stored = self.rows[index][self.column] or {"bytes": b""}
-        content = stored.get("bytes")
-        return open_image(stored["path"] if content is None else io.BytesIO(content))
+        return open_image(self.source(index), self.pixels)
 
     @cached_property
     def fingerprint(self) -> str:

@@ -45,19 +45,19 @@ class ArrayImages(NumberedImages):
 
     root: Path | str  # name of the source
     split: Split  # train or test; the images are called "train/00000", "train/00001",
-    pixels: np.ndarray  # uint8, [N, H, W, 3] or grey [N, H, W]
+    array: np.ndarray  # uint8, [N, H, W, 3] or grey [N, H, W]
     labels: np.ndarray  # class indices, int64 [N]
     classes: tuple[str, ...]  # class names
 
     def open(self, index: int) -> Image:
         """One image as RGB."""
-        return to_rgb(fromarray(self.pixels[index]))
+        return to_rgb(fromarray(self.array[index]))
 
     @cached_property
     def fingerprint(self) -> str:
         """SHA-256 of all pixels and labels."""
-        digest = hashlib.sha256(repr(self.pixels.shape).encode())
-        digest.update(np.ascontiguousarray(self.pixels).data)
+        digest = hashlib.sha256(repr(self.array.shape).encode())
+        digest.update(np.ascontiguousarray(self.array).data)
         digest.update(self.labels.astype("<i8").tobytes())
         return digest.hexdigest()
 

@@ -38,7 +38,7 @@ def open_embedding(
     data = images or all_succeed(
         lambda: any_images(options.data, options.listed, data_root=options.data_root, note=reporter.note)
     )
-    return task_on(options, data, data, device)
+    return task_on(options, data, data, device, reporter=reporter)
 
 
 def extraction_of(task: Task) -> Extraction:
