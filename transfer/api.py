@@ -103,9 +103,10 @@ def compare(first: Result | str | Path, second: Result | str | Path, /, *, figur
     Raises:
         UserError: the test images differ, or a result has no such figure or no predictions.
     """
+    from excb.inference.paired import Paired
+
     from .compare import Side
     from .compare import compare_results as compare_sides
-    from .inference.paired import Paired
 
     def side(which: Result | str | Path) -> Path | Side:
         if not isinstance(which, Result):

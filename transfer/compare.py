@@ -7,11 +7,11 @@ from typing import Any, NamedTuple
 
 from excb.console import Reporter
 from excb.errors import UserError, nearest_name
+from excb.inference.paired import Paired, PairedTest
+from excb.inference.tiers import LEVEL
 from excb.results.result import Result
 
 from . import protocols
-from .inference.paired import Paired, PairedTest
-from .inference.tiers import LEVEL
 from .protocol import Fields
 from .reporting.fields import differences, named, readable
 from .reporting.report import paired_beside
@@ -37,11 +37,11 @@ class Side(NamedTuple):
 def compare_results(
     first: Path | Side, second: Path | Side, reporter: Reporter, *, figure: str | None = None, table: bool = True
 ) -> dict[str, Any]:
-    """Compare two results image by image: a paired test, and the paired bootstrap of the difference.
+    """Compare two results image by image: a paired test, and the interval of the difference.
 
-    Hits, of top-1 and top-5 accuracy, take the exact McNemar test; scores that are numbers, such as average precision,
-    take a randomisation test. So does the mIoU of segmentation, where images change sides with all their pixels. The
-    mAP of images with several labels takes the bootstrap itself.
+    Hits, of top-1 and top-5 accuracy, take McNemar's test with the mid-P value; scores that are numbers, such as
+    average precision, take a randomisation test. So does the mIoU of segmentation, where images change sides with all
+    their pixels. The mAP of images with several labels takes the jackknife.
 
     Args:
         first: a result's FILE.json, with its predictions beside it; or what such files hold.
@@ -150,7 +150,7 @@ def _pairs(a: Paired, b: Paired, figure: str | None) -> list[tuple[str, str]]:
 def _to_dict(test: PairedTest) -> dict[str, Any]:
     real = test.p_value < LEVEL
     if test.difference == 0:
-        words = "both are right equally often" if test.test == "McNemar" else "both score the same"
+        words = "both are right equally often" if test.test.startswith("McNemar") else "both score the same"
     else:
         better = "second" if test.difference > 0 else "first"
         words = f"the {better} is better by {abs(test.difference):.2f} points, " + (
@@ -160,7 +160,7 @@ def _to_dict(test: PairedTest) -> dict[str, Any]:
         "first": round(test.first, 4),
         "second": round(test.second, 4),
         "difference": round(test.difference, 4),
-        "interval": [*test.interval],
+        "interval": None if test.interval is None else [*test.interval],
         "only_first_right": test.only_first,
         "only_second_right": test.only_second,
         "p_value": test.p_value,
@@ -179,7 +179,7 @@ def _print(
             f"{values['first']:.2f}",
             f"{values['second']:.2f}",
             f"{values['difference']:+.2f}",
-            "{:+.2f} to {:+.2f}".format(*values["interval"]),
+            "too few images" if values["interval"] is None else "{:+.2f} to {:+.2f}".format(*values["interval"]),
             f"{values['p_value']:.3g}",
         ]
         for name, values in figures.items()

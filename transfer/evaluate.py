@@ -17,9 +17,8 @@ from .shell import FROM_SHELL
 if TYPE_CHECKING:
     from torch import nn
 
+    from excb.inference.paired import Paired, PerImage
     from excb.results.result import Result as Record
-
-    from .inference.paired import Paired, PerImage
 
 
 @dataclass(frozen=True, repr=False)
@@ -69,7 +68,7 @@ class Result:
         Raises:
             UserError: the protocol says nothing of single images, or there is no such figure.
         """
-        from .inference.paired import PerImage
+        from excb.inference.paired import PerImage
 
         if not isinstance(self.scored, PerImage):
             raise UserError(f"{self.record.protocol} makes no prediction for each image")

@@ -20,11 +20,12 @@ if TYPE_CHECKING:
     from excb.console import Reporter
     from excb.features.extraction import Extraction
     from excb.images.image_set import Images
+    from excb.inference.paired import Paired
     from excb.networks.features import Kind
     from excb.results.result import Result
 
-    from .inference.paired import Paired
     from .published.claim import ClaimImages
+    from .shell import Shell
     from .task import Task
 
 Fields = dict[str, Any]  # what defines a protocol, field by field: figures compare where all are equal
@@ -150,6 +151,7 @@ class Protocol:
         measure: the evaluation; given the task, own options, reporter. All ranks call it.
         work: the work of the evaluation; it refuses what the evaluation refuses. None: features of both sets.
         dry_run: answers --dry-run instead of `work`, and returns the exit code.
+        instead: does what its own options ask for instead of an evaluation, and returns the exit code; None for none.
         shares_task: whether it evaluates the labelled images of `excb-eval all`; otherwise it opens its own.
         unknown: what happens to test images of classes that train lacks, for notes.
         out: whether --out names a file or a folder.
@@ -183,6 +185,7 @@ class Protocol:
     measure: "Callable[[Any, Any, Reporter], Measurement]"
     work: "Callable[[Any, Any, Reporter], Work] | None" = None
     dry_run: "Callable[[Any, Any, Reporter], int] | None" = None
+    instead: "Callable[[Any, Shell], int | None]" = lambda _options, _shell: None
     shares_task: bool = False
     unknown: str = "count as wrong"
     out: Literal["file", "folder"] = "file"

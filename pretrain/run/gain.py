@@ -1,12 +1,12 @@
 """The gain of a run over the network it started from: differences on the same images, and the verdict on them."""
 
-import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from statistics import NormalDist
 from typing import Any
 
 from torch import Tensor
+
+from excb.inference.accuracy import difference_interval
 
 TARGET, SOURCE = "target", "source"  # images that a run is for, and those of what its start knew
 
@@ -47,7 +47,7 @@ class Gain:
     @classmethod
     def between(cls, before: Tensor, after: Tensor, *, figure: str, measured_on: str, tries: int = 1) -> "Gain":
         """The gain between two readings' hits [N]. `tries` is the number of networks of which this one is the best."""
-        low, high = paired_interval(before, after, tries=tries)
+        low, high = difference_interval(before, after, tries=tries)
         start, now = (100 * float(hits.double().mean()) for hits in (before, after))
         return cls(figure, f"{len(before):,} {measured_on}", start, now, low, high)
 
@@ -119,22 +119,3 @@ class Adapted:
 def in_points(lead: float) -> str:
     """A difference of percentages in words."""
     return f"{abs(lead):.1f} points {'above' if lead >= 0 else 'below'}"
-
-
-def paired_interval(before: Tensor, after: Tensor, *, tries: int = 1) -> tuple[float, float]:
-    """The 95 % interval of the difference of two shares of hits on the same images, in points.
-
-    It is the adjusted Wald interval (Agresti and Min, 2005), which holds its promise with few images, too. Where the
-    second network is the best of several, each of which had its chance, it is made wider (Bonferroni).
-
-    Args:
-        before: [N] bool, hits of one network.
-        after: [N] bool, hits of the other.
-        tries: number of networks of which the second is the best.
-    """
-    gained, lost = (float(one.sum()) + 0.5 for one in (after & ~before, before & ~after))
-    images = len(before) + 2
-    mean = (gained - lost) / images
-    deviation = math.sqrt(gained + lost - (gained - lost) ** 2 / images) / images
-    margin = NormalDist().inv_cdf(1 - 0.025 / max(1, tries)) * deviation
-    return 100 * max(-1.0, mean - margin), 100 * min(1.0, mean + margin)

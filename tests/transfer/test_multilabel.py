@@ -18,7 +18,7 @@ from excb.transfer.compare import Side
 from excb.transfer.data.multilabel import MultiLabelImages
 from excb.transfer.data.sources import train_and_test
 from excb.transfer.leaderboard.submission import check_result
-from excb.transfer.reporting.average_precision import of_labels, resamples
+from excb.transfer.reporting.average_precision import of_labels
 from excb.transfer.reporting.label_scores import LabelScores
 from tests.run_files import tiny_recipe, write_run
 from tests.transfer.labelled_images import features_by_loop, write_folder
@@ -69,9 +69,7 @@ def test_knn_votes_for_each_class_on_its_own(place: Path, tmp_path: Path, capsys
     assert list(result["figures"]) == ["knn_mAP_k5", "knn_mAP11_k5", "knn_mAP_k10", "knn_mAP11_k10"]
     saved = load_file(tmp_path / "knn.safetensors")
     np.testing.assert_allclose(saved["knn_{}_k5"], votes_by_loop(place, 5, 0.07), atol=1e-5)
-    for name, value in result["figures"].items():
-        low, high = result["intervals"][name]
-        assert 0 <= low <= value <= high <= 100
+    assert result["intervals"] == {}  # of 18 images
     majority = result["references"]["majority"]["knn_mAP_k5"]
     assert majority == pytest.approx(100 * saved["targets"].mean(), abs=1e-3)  # constant scores: shares of the classes
     assert set(result["references"]["untrained"]) == set(result["figures"])
@@ -136,7 +134,7 @@ def test_from_python_every_class_has_a_score(place: Path) -> None:
     assert (same["difference"], same["p_value"], same["words"]) == (0, 1, "both score the same")
 
 
-def test_results_are_compared_by_a_bootstrap(place: Path, tmp_path: Path) -> None:
+def test_results_are_compared_by_their_mean_average_precision(place: Path, tmp_path: Path) -> None:
     files = [tmp_path / "one.json", tmp_path / "two.json"]
     for file, k in zip(files, ("1", "10"), strict=True):
         assert evaluate(place, "knn", "--k", k, "--out", str(file)) == 0
@@ -161,14 +159,7 @@ def test_results_are_compared_by_a_bootstrap(place: Path, tmp_path: Path) -> Non
     everyone = np.arange(len(one.names))
     assert compared["first"] == pytest.approx(100 * value(first, everyone), abs=1e-3)
     assert compared["second"] == pytest.approx(100 * value(second, everyone), abs=1e-3)
-    weights = np.concatenate(list(resamples(len(one.names))))
-    drawn = np.array(
-        [value(second, np.repeat(everyone, row)) - value(first, np.repeat(everyone, row)) for row in weights]
-    )
-    drawn = drawn[~np.isnan(drawn)]
-    assert compared["interval"] == pytest.approx(100 * np.percentile(drawn, [2.5, 97.5]), abs=1e-3)
-    rarer = min((drawn <= 1e-12).sum(), (drawn >= -1e-12).sum())
-    assert compared["p_value"] == pytest.approx(min(1, 2 * (1 + rarer) / (1 + len(drawn))), abs=1e-3)
+    assert (compared["interval"], compared["p_value"]) == (None, 1)  # of 18 images
 
 
 def test_labels_among_all_are_scikit_learns(place: Path) -> None:

@@ -1,6 +1,6 @@
 """Whether two segmentations differ by more than chance: paired tests on images, each with all its pixels.
 
-mIoU is no mean over images, so both tests resample areas and compute the figure again.
+mIoU is no mean over images, so areas are summed anew for each set of images, and the figure is computed again.
 """
 
 import json
@@ -12,14 +12,13 @@ from typing import ClassVar
 import numpy as np
 
 from excb.errors import UserError
+from excb.inference.means import RESAMPLES, blocks
+from excb.inference.paired import Paired, PairedTest
 from excb.results.result import Result
 from excb.seeding import Purpose, generator
 
-from ..inference.accuracy import RESAMPLES, percentiles
-from ..inference.means import blocks
-from ..inference.paired import Paired, PairedTest
 from ..reporting.report import bytes_beside
-from .patches.metrics import MEASURES, Areas, figure_name, image_draws, of_resamples
+from .patches.metrics import MEASURES, Areas, difference_of, figure_name
 
 Measure = Callable[[np.ndarray, np.ndarray, np.ndarray], np.ndarray]  # see `metrics.MEASURES`
 Resampling = Callable[[np.ndarray], np.ndarray]  # [resamples, N] -> [resamples], a share of 1
@@ -64,9 +63,9 @@ class Segmentations(Paired):
             )
 
     def compared(self, figure: str, other: "Segmentations", other_figure: str) -> PairedTest:
-        """A paired bootstrap of the difference, and a randomisation test in which images change sides.
+        """The jackknife of the difference, and a randomisation test in which images change sides.
 
-        Figures are means over seeds; an image is drawn, or changes sides, in all of them.
+        Figures are means over seeds; an image is left out of all of them, or changes sides in all.
 
         Raises:
             UserError: the two have unlike numbers of seeds, or are unlike measures.
@@ -83,12 +82,6 @@ class Segmentations(Paired):
         images = len(self.names)
         nobody = np.zeros((1, images))
         values_of_all = [float(value(nobody)[0]) for value in mixed]
-        drawn = np.concatenate(
-            [
-                of_resamples(second, measure, weights) - of_resamples(first, measure, weights)
-                for weights in image_draws(images)
-            ]
-        )
         swapped = np.concatenate([mixed[1](sides) - mixed[0](sides) for sides in _sides(images)])
         extreme = np.abs(swapped) >= abs(values_of_all[1] - values_of_all[0]) - _SLACK
         alone = [_by_image(MEASURES[measure], runs) for runs in (first, second)]
@@ -96,7 +89,7 @@ class Segmentations(Paired):
             100 * values_of_all[0],
             100 * values_of_all[1],
             100 * (values_of_all[1] - values_of_all[0]),
-            percentiles(drawn[~np.isnan(drawn)]),
+            difference_of(first, second, measure).interval(lowest=-1.0),
             int((alone[0] > alone[1]).sum()),
             int((alone[1] > alone[0]).sum()),
             float((1 + extreme.sum()) / (1 + RESAMPLES)),

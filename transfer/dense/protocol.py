@@ -22,7 +22,7 @@ from .heads.memory import Memory, choose_patches
 from .heads.recipes import LINEAR, LOGISTIC, HeadName
 from .options import DenseOptions
 from .patches.labels import PatchLabels
-from .patches.metrics import MEASURES, Areas, area_interval, figure_name
+from .patches.metrics import MEASURES, Areas, figure_name, spread_of
 from .pictures import spread
 from .segmentation import QUERIES, segment
 from .setup import DenseTask
@@ -171,9 +171,10 @@ def _result(
         data=described["data"],
         seconds=round(seconds, 1),
         intervals={
-            figure_name(run, measure): area_interval(seeds, measure)
+            figure_name(run, measure): ends
             for run, seeds in areas.items()
             for measure in MEASURES
+            if (ends := spread_of(seeds, measure).interval()) is not None
         },
         per_class={figure_name(run, "miou"): _by_class(seeds, task.test.classes) for run, seeds in areas.items()},
         notes=[*notes, *random, *below],
@@ -210,7 +211,7 @@ def _by_class(seeds: Sequence[Areas], classes: Sequence[str]) -> dict[str, float
 
 def _show(task: DenseTask, result: Result, reporter: Reporter) -> None:
     rows = [
-        [name.removeprefix("dense_").replace("_", " "), f"{value:.2f}", interval_text(result.intervals[name])]
+        [name.removeprefix("dense_").replace("_", " "), f"{value:.2f}", interval_text(result.intervals.get(name))]
         for name, value in result.figures.items()
     ]
     for note in result.notes:

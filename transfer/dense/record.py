@@ -18,7 +18,8 @@ from .options import DenseOptions
 if TYPE_CHECKING:
     import torch
 
-    from ..inference.paired import Paired
+    from excb.inference.paired import Paired
+
     from ..task import Task
     from .setup import DenseTask
 

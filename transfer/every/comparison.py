@@ -8,11 +8,11 @@ from urllib.parse import quote
 from torch import Tensor
 
 from excb.files.csv_text import csv_table
+from excb.inference.statistics import compared
 from excb.references.guessing import CHANCE, MAJORITY
 from excb.references.untrained import NETWORK
 from excb.results.result import Result
 
-from ..inference.statistics import compared
 from ..protocols import headline, kind_of, title
 from ..reporting.references import HISTOGRAM, PATCHES, PIXELS, TITLES
 from ..standings.forms import Sheet
@@ -82,7 +82,7 @@ class Comparison:
         """How tables are to be read."""
         tests = len(self.table.p_values)
         return (
-            "Percent, with 95 % bootstrap intervals of the test images. Figures of one tier (*1, *2, ...) do not "
+            "Percent, with 95 % intervals over the test images. Figures of one tier (*1, *2, ...) do not "
             "differ at 5 % from the best of the tier: paired tests on the same images, McNemar's of hits, a "
             f"randomisation test of other scores, corrected for {tests} pair{'s' * (tests != 1)} by Holm's method."
         )

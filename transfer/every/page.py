@@ -54,7 +54,7 @@ def render_report(outcomes: Sequence[StepOutcome]) -> str:
         style="base report",
         subtitles=[_subject(first)],
         figures=[_headline(result) for result in results],
-        footer="Percent, with 95 % bootstrap intervals of the test images. Written by `excb-eval all`.",
+        footer="Percent, with 95 % intervals over the test images. Written by `excb-eval all`.",
         references={key: words for key, words in TITLES.items() if any(key in one.references for one in results)},
         lines=[line for result in results for line in _lines(result)],
         sections=[_section(one, result) for one, result in measured],

@@ -18,10 +18,9 @@ from excb.distributed.collectives import all_succeed, run_on_rank0
 from excb.errors import UserError
 from excb.images.image_set import Images
 from excb.images.subset import Subset
+from excb.inference.means import mean_interval
 from excb.results.result import Result, interval_text
-from excb.seeding import Purpose, generator
 
-from ..inference.accuracy import RESAMPLES, percentiles
 from ..probes.logistic import SOLVER
 from ..probes.penalty import Chosen
 from ..protocol import Measurement
@@ -240,24 +239,8 @@ def _average(result: Result, predictions: Predictions, name: str, seeds: Sequenc
         values = [figures[each] for each in names]
         figures[f"{name}_top{top}"] = round(statistics.fmean(values), 4)
         figures[f"{name}_top{top}_sd"] = round(statistics.stdev(values), 4)
-        intervals[f"{name}_top{top}"] = interval_of_mean(torch.stack([hits[each] for each in names]))
+        intervals[f"{name}_top{top}"] = mean_interval(torch.stack([hits[each] for each in names]).double().mean(0))
     return replace(result, figures=figures, intervals=intervals)
-
-
-def interval_of_mean(hits: Tensor) -> tuple[float, float]:
-    """The 95 % percentile bootstrap interval of the mean accuracy over seeds, in percent.
-
-    Images are drawn with replacement, each with the answers of all seeds. The interval is about these trainings; the
-    spread over seeds says how much trainings differ.
-
-    Args:
-        hits: [seeds, Q] bool.
-    """
-    seeds, images = hits.shape
-    counts = torch.bincount(hits.sum(0), minlength=seeds + 1).numpy()  # images that 0, 1, ... seeds have right
-    random = generator(Purpose.BOOTSTRAP, images, *counts.tolist())
-    draws = random.multinomial(images, counts / images, RESAMPLES) @ np.arange(seeds + 1)
-    return percentiles(draws, images * seeds)
 
 
 def _show(result: Result, name: str, seeds: Sequence[int], images: int, reporter: Reporter) -> None:
@@ -269,7 +252,7 @@ def _show(result: Result, name: str, seeds: Sequence[int], images: int, reporter
         return [called, f"{top1:.2f}", interval, f"{top5:.2f}"]
 
     called = "mean" if len(seeds) > 1 else str(seeds[0])
-    rows = [row(called, (figures[kind] for kind in kinds), interval_text(result.intervals[kinds[0]]))]
+    rows = [row(called, (figures[kind] for kind in kinds), interval_text(result.intervals.get(kinds[0])))]
     if len(seeds) > 1:
         rows = [*(row(str(seed), (figures[f"{kind}_seed{seed}"] for kind in kinds)) for seed in seeds), *rows]
         rows.append(row("standard deviation", (figures[f"{kind}_sd"] for kind in kinds)))
@@ -306,7 +289,7 @@ def _measure_frozen(task: Task, options: Options, plan: SharePlan, reporter: Rep
 
 def _show_frozen(result: Result, name: str, images: int, strength: float, reporter: Reporter) -> None:
     first, fifth = (f"{result.figures[f'{name}_top{top}']:.2f}" for top in (1, 5))
-    interval = interval_text(result.intervals[f"{name}_top1"])
+    interval = interval_text(result.intervals.get(f"{name}_top1"))
     title = f"{name}: logistic regression on {images:,} images"
     reporter.table(title, ["C", "top-1 %", "95 % interval", "top-5 %"], [[f"{strength:g}", first, interval, fifth]])
 

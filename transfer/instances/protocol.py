@@ -11,12 +11,12 @@ from torch import Tensor
 
 from excb.console import Reporter
 from excb.distributed.collectives import all_succeed, gather_objects, rank, world_size
+from excb.inference import statistics
 from excb.neighbours.nearest import nearest
 from excb.neighbours.unit_rows import Rows
 from excb.networks.backbone import weights_hash
 from excb.results.result import Result, interval_text
 
-from ..inference import statistics
 from ..protocol import Measurement
 from ..reporting.predictions import ImageScores
 from .files import InstanceFiles
@@ -145,7 +145,8 @@ def _result(task: InstanceTask, options: InstanceOptions, measured: InstanceMeas
     copies, scores = task.instances.family == "copies", scored.scores()
     intervals = {name: statistics.interval(each) for name, each in scores.items()}
     if copies:
-        intervals |= dict(zip((MICRO, RECALL), measured.candidates.intervals(), strict=True))
+        spreads = zip((MICRO, RECALL), measured.candidates.spreads(), strict=True)
+        intervals |= {name: ends for name, spread in spreads if (ends := spread.interval()) is not None}
     grouped = [name for name in scores if "_mAP" in name] if copies else scored.main
     return Result(
         protocol="instances",
@@ -187,7 +188,7 @@ def _notes(task: InstanceTask, measured: InstanceMeasurements) -> list[str]:
 
 def _show(result: Result, reporter: Reporter) -> None:
     rows = [
-        [name.partition("_")[2].replace("_", " "), f"{value:.2f}", interval_text(result.intervals[name])]
+        [name.partition("_")[2].replace("_", " "), f"{value:.2f}", interval_text(result.intervals.get(name))]
         for name, value in result.figures.items()
     ]
     for note in result.notes:

@@ -5,11 +5,10 @@ from functools import cached_property
 
 import numpy as np
 
-from excb.seeding import Purpose, generator
+from excb.inference.jackknife import Jackknife, left_out
 
 from ..reporting.predictions import ImageScores
 
-RESAMPLES = 2000
 PRECISION = 0.9  # at which recall is reported, as in the Image Similarity Challenge
 
 
@@ -74,20 +73,17 @@ class Candidates:
         """The highest share of true pairs that some threshold finds with a precision of `PRECISION`; 0 if none does."""
         return _recall_at_precision(self.right.ravel()[self._order], int(self.positives.sum()))
 
-    def intervals(self) -> tuple[tuple[float, float], tuple[float, float]]:
-        """The 95 % intervals of both in percent: queries are drawn with replacement, each with all its candidates."""
-        queries, k = self.right.shape
+    def spreads(self) -> tuple[Jackknife, Jackknife]:
+        """Both figures with their spread: groups of queries are left out, each query with all its candidates."""
+        k = self.right.shape[1]
         owners, right = self._order // k, self.right.ravel()[self._order]
-        random, draws = generator(Purpose.BOOTSTRAP, queries, k), list[tuple[float, float]]()
-        while len(draws) < RESAMPLES:
-            times = np.bincount(random.integers(queries, size=queries), minlength=queries)
-            if (positives := int(times @ self.positives)) == 0:
-                continue
-            drawn = np.repeat(right, times[owners])
-            draws.append((_micro_average_precision(drawn, positives), _recall_at_precision(drawn, positives)))
-        low, high = 100 * np.percentile(np.array(draws), [2.5, 97.5], axis=0)
-        first, second = ((round(float(a), 4), round(float(b), 4)) for a, b in zip(low, high, strict=True))
-        return first, second
+        without = []
+        for stays in left_out(len(self.right)):
+            remaining, positives = right[stays[owners] == 1], int(stays @ self.positives)
+            both = (_micro_average_precision, _recall_at_precision)
+            without.append([each(remaining, positives) if positives else np.nan for each in both])
+        first, second = np.array(without).T
+        return Jackknife.of(self.micro_average_precision(), first), Jackknife.of(self.recall_at_precision(), second)
 
 
 @dataclass(frozen=True)

@@ -67,6 +67,6 @@ def measure(task: Task, options: KnnOptions, reporter: Reporter) -> Measurement:
 
 
 def _show(result: Result, train: int, test: int, reporter: Reporter) -> None:
-    rows = [[name, f"{value:.2f}", interval_text(result.intervals[name])] for name, value in result.figures.items()]
+    rows = [[name, f"{value:.2f}", interval_text(result.intervals.get(name))] for name, value in result.figures.items()]
     title = f"k-NN, {train:,} train and {test:,} test images, sets of {result.data['classes']} labels"
     reporter.table(title, ["figure", "%", "95 % interval"], rows)

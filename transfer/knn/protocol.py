@@ -96,7 +96,7 @@ def _show(result: Result, predictions: Predictions, reporter: Reporter) -> None:
     for template in predictions.values:
         top1, top5 = template.format("top1"), template.format("top5")
         name = template.removeprefix("knn_{}_k").replace("_T", ", T = ")
-        interval = interval_text(result.intervals[top1])
+        interval = interval_text(result.intervals.get(top1))
         rows.append([name, f"{result.figures[top1]:.2f}", interval, f"{result.figures[top5]:.2f}"])
     temperatures, data = result.settings["temperature"], result.data
     train, test = (data[part]["images"] for part in ("train", "test"))

@@ -11,10 +11,10 @@ import torch
 from excb.console import Reporter
 from excb.distributed.collectives import all_succeed
 from excb.errors import UserError
+from excb.inference import means
 from excb.results.result import Result, interval_text
 
 from ..features.parts import GEM_POWER, Part, PartRows, Shapes
-from ..inference import means
 from ..probes.recipes import LinearProtocol
 from ..probes.rows import part_rows, shapes_of
 from ..probes.selection import HELD_OUT, held_out
@@ -192,7 +192,7 @@ def _difference(best: Judged, predictions: Predictions) -> str:
         return "the held-out images choose what the backbone itself returns: both figures are the same"
     hits = predictions.hits(within=1)
     difference = hits[FIGURE.format("top1")].to(torch.float64) - hits[BESIDE.format("top1")].to(torch.float64)
-    low, high = means.mean_interval(difference)
+    low, high = means.mean_difference_interval(difference)
     return (
         f"{best.cell.text} is chosen on {best.images:,} held-out train images; on the test images it is "
         f"{100 * float(difference.mean()):+.2f} points from what the backbone itself returns "
@@ -218,7 +218,7 @@ def _show(result: Result, reporter: Reporter) -> None:
     title = f"Top-1 % on {settings['select_images']:,} held-out train images (* chosen)"
     reporter.table(title, ["block", "map", *poolings], lines)
     rows = [
-        [name, f"{result.figures[figure]:.2f}", interval_text(result.intervals[figure]), top5]
+        [name, f"{result.figures[figure]:.2f}", interval_text(result.intervals.get(figure)), top5]
         for name, template in ((f"chosen: block {best[0]}, {best[1]}", FIGURE), ("default", BESIDE))
         for figure, top5 in ((template.format("top1"), f"{result.figures[template.format('top5')]:.2f}"),)
     ]

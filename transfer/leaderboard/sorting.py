@@ -4,9 +4,9 @@ from collections.abc import Iterable
 from typing import Any
 
 from excb.errors import UserError
+from excb.inference.tiers import ranks
 from excb.results.result import folder_name
 
-from ..inference.tiers import ranks
 from ..protocol import Fields, FigureKind
 from ..protocols import families, family_of, kind_of
 from ..published.claim import Claim

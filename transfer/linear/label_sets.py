@@ -99,6 +99,7 @@ def measure(task: Task, options: LinearOptions, reporter: Reporter) -> Measureme
 
 
 def _show(result: Result, reporter: Reporter) -> None:
-    lines = [[name, f"{value:.2f}", interval_text(result.intervals[name])] for name, value in result.figures.items()]
+    intervals = {name: interval_text(result.intervals.get(name)) for name in result.figures}
+    lines = [[name, f"{value:.2f}", intervals[name]] for name, value in result.figures.items()]
     title = f"Linear, logistic regression, C = {result.settings['chosen']['C']:g}"
     reporter.table(title, ["figure", "%", "95 % interval"], lines)

@@ -94,7 +94,7 @@ def _fitted(plan: LinearProtocol, task: Task, reporter: Reporter) -> LinearProto
 def _show(result: Result, protocol: str, reporter: Reporter) -> None:
     """The figures, and below them the sweep: one row per learning rate, one column per weight decay."""
     settings, figures = result.settings, result.figures
-    interval = interval_text(result.intervals["linear_top1"])
+    interval = interval_text(result.intervals.get("linear_top1"))
     row = [as_text(settings["chosen"]), f"{figures['linear_top1']:.2f}", interval, f"{figures['linear_top5']:.2f}"]
     reporter.table(f"Linear, protocol {protocol}", ["settings", "top-1 %", "95 % interval", "top-5 %"], [row])
     if "sweep" not in settings:

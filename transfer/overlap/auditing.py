@@ -13,12 +13,12 @@ from torch import Tensor
 from excb.console import Reporter
 from excb.distributed.collectives import world_size
 from excb.images.image_set import Images
+from excb.inference import statistics
 from excb.neighbours.knn import vote
 from excb.neighbours.nearest import nearest
 from excb.networks.backbone import weights_hash
 from excb.results.result import Result
 
-from ..inference import statistics
 from ..task import Task
 from . import calibration
 from .altered import KINDS, QUALITY, SIDES, mirrored

@@ -106,7 +106,7 @@ def _print(audited: "Audit", reporter: Reporter) -> None:
     result, images = audited.result, len({pair.test for pair in audited.pairs})
     title = f"{images:,} of {len(audited.test):,} test images overlap with {len(audited.train):,} train images"
     figures = [
-        [words, f"{result.figures[name]:.2f}", interval_text(result.intervals[name])]
+        [words, f"{result.figures[name]:.2f}", interval_text(result.intervals.get(name))]
         for name, words in TITLES.items()
         if name in result.figures
     ]

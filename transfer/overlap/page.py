@@ -56,7 +56,7 @@ def render_audit(audit: Audit, *, progress: Progress = lambda _done: None) -> st
             f"{len(audit.test):,} test images in {names['test']}",
         ],
         figures=[
-            (words, f"{result.figures[name]:.2f} %", interval_text(result.intervals[name]))
+            (words, f"{result.figures[name]:.2f} %", interval_text(result.intervals.get(name)))
             for name, words in TITLES.items()
             if name in result.figures
         ],

@@ -1,17 +1,14 @@
-"""Average precision of multi-label classification, with area or at 11 points, and its bootstrap over images.
+"""Average precision of multi-label classification, with area or at 11 points, and its spread over images.
 
 Letters: Q images, C classes, R resamples. Images of equal score count together: precision and recall exist at
-thresholds only, so that no figure depends on the order of images, and an image that is drawn twice is two images.
+thresholds only, so that no figure depends on the order of images, and an image that counts twice is two images.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import numpy as np
 
-from excb.seeding import Purpose, generator
-
-RESAMPLES = 1000
-_AT_ONCE = 2**22  # most weights drawn at once: 32 MiB
+from excb.inference.jackknife import Jackknife, left_out
 
 # The part of the precision-recall curve that a class's figure sums up: hits [R, P], envelope [R, P] -> [R].
 Summary = Callable[[np.ndarray, np.ndarray], np.ndarray]
@@ -102,13 +99,20 @@ def of_labels(scores: np.ndarray, targets: np.ndarray) -> np.ndarray:
     return values
 
 
-def resamples(images: int) -> Iterator[np.ndarray]:
-    """`RESAMPLES` bootstrap draws of so many images, in blocks [R, Q] int64 of how often each image is drawn.
+def spread_of(scores: np.ndarray, targets: np.ndarray, summary: Summary) -> Jackknife:
+    """mAP and its spread over the images; arguments as `precision_by_class`."""
+    return Jackknife.of(*_with_and_without(scores, targets, summary))
 
-    Equal numbers of images give equal draws, so that figures of the same images are paired.
-    """
-    random, most = generator(Purpose.BOOTSTRAP, images, 2), max(1, _AT_ONCE // images)
-    for start in range(0, RESAMPLES, most):
-        rows = min(most, RESAMPLES - start)
-        drawn = random.integers(images, size=(rows, images)) + images * np.arange(rows)[:, None]
-        yield np.bincount(drawn.ravel(), minlength=rows * images).reshape(rows, images)
+
+def difference_of(first: np.ndarray, second: np.ndarray, targets: np.ndarray, summary: Summary) -> Jackknife:
+    """mAP of the second scores minus that of the first, and its spread over the images, which are the same."""
+    (one, without_one), (other, without_other) = (
+        _with_and_without(scores, targets, summary) for scores in (first, second)
+    )
+    return Jackknife.of(other - one, without_other - without_one)
+
+
+def _with_and_without(scores: np.ndarray, targets: np.ndarray, summary: Summary) -> tuple[float, np.ndarray]:
+    """mAP, and mAP without each group of images, [groups]."""
+    without = [mean(scores, targets, summary, weights[None])[0] for weights in left_out(len(scores))]
+    return float(mean(scores, targets, summary)[0]), np.array(without)

@@ -10,19 +10,19 @@ from safetensors import SafetensorError
 from safetensors.numpy import load, save
 
 from excb.errors import UserError
+from excb.inference.paired import Paired, PairedTest, of_figure
 from excb.networks.backbone import weights_hash
 from excb.references.guessing import MAJORITY
 from excb.results.result import Result
 
-from ..inference.accuracy import percentiles
-from ..inference.paired import Paired, PairedTest, of_figure
 from ..task import Task
 from . import average_precision
-from .average_precision import RESAMPLES, Summary, area, eleven_points
+from .average_precision import Summary, area, eleven_points
 
 # mAP is VOC's since 2010, which other sets use; mAP11 is VOC 2007's.
 SUMMARIES: dict[str, Summary] = {"mAP": area, "mAP11": eleven_points}
-SETTINGS = {"labels": "sets", "ignored": "left out", "ties": "one threshold", "resamples": RESAMPLES}
+# Intervals need no resamples any more. The number stays, so that figures of earlier versions are of equal settings.
+SETTINGS = {"labels": "sets", "ignored": "left out", "ties": "one threshold", "resamples": 1000}
 
 
 @dataclass(frozen=True)
@@ -46,17 +46,13 @@ class LabelScores(Paired):
     picture_name: ClassVar[str] = "confusion"
 
     def figures(self) -> tuple[dict[str, float], dict[str, tuple[float, float]]]:
-        """Figures in percent, and their 95 % bootstrap intervals over the images."""
+        """Figures in percent, and their 95 % intervals over the images; see `Jackknife`."""
         figures, intervals = {}, {}
         for figure, (summary, scores) in self._by_figure().items():
-            value = float(average_precision.mean(scores, self.targets, SUMMARIES[summary])[0])
-            draws = [
-                average_precision.mean(scores, self.targets, SUMMARIES[summary], weights)
-                for weights in average_precision.resamples(len(scores))
-            ]
-            drawn = np.concatenate(draws)
-            figures[figure] = round(100 * value, 4)
-            intervals[figure] = percentiles(drawn[~np.isnan(drawn)])
+            spread = average_precision.spread_of(scores, self.targets, SUMMARIES[summary])
+            figures[figure] = round(100 * spread.value, 4)
+            if (ends := spread.interval()) is not None:
+                intervals[figure] = ends
         return figures, intervals
 
     def by_class(self) -> dict[str, dict[str, float | None]]:
@@ -102,10 +98,10 @@ class LabelScores(Paired):
             raise UserError(f"the labels of {name} and {other_name} differ: evaluate both with the same labels")
 
     def compared(self, figure: str, other: "LabelScores", other_figure: str) -> PairedTest:
-        """A paired bootstrap over images. An image scores higher where its labels are ranked higher among all.
+        """The jackknife over images. An image scores higher where its labels are ranked higher among all.
 
-        The p-value is twice the share of resamples in which the difference is 0 or has the other sign: an mAP is no
-        mean over images, and the scores of two networks are of unlike scales, so that images cannot change sides.
+        An mAP is no mean over images, and the scores of two networks are of unlike scales, so that images cannot change
+        sides as in a randomisation test.
 
         Raises:
             UserError: the two are unlike measures.
@@ -114,25 +110,17 @@ class LabelScores(Paired):
         if name != other_name:
             raise UserError(f"--figure {figure}:{other_figure}: {name} and {other_name} are unlike measures")
         values = [float(average_precision.mean(each, self.targets, SUMMARIES[name])[0]) for each in (first, second)]
-        drawn = np.concatenate(
-            [
-                average_precision.mean(second, self.targets, SUMMARIES[name], weights)
-                - average_precision.mean(first, self.targets, SUMMARIES[name], weights)
-                for weights in average_precision.resamples(len(self.names))
-            ]
-        )
-        drawn = drawn[~np.isnan(drawn)]
-        rarer = min((drawn <= 0).sum(), (drawn >= 0).sum())
+        difference = average_precision.difference_of(first, second, self.targets, SUMMARIES[name])
         alone = [average_precision.of_labels(each, self.targets) for each in (first, second)]
         return PairedTest(
             100 * values[0],
             100 * values[1],
-            100 * (values[1] - values[0]),
-            percentiles(drawn),
+            100 * difference.value,
+            difference.interval(lowest=-1.0),
             int((alone[0] > alone[1]).sum()),
             int((alone[1] > alone[0]).sum()),
-            min(1.0, float(2 * (1 + rarer) / (1 + len(drawn)))),
-            "bootstrap",
+            difference.p_value(),
+            "jackknife",
         )
 
     def columns(self, figure: str) -> dict[str, list[Any]]:

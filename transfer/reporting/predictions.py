@@ -17,9 +17,9 @@ from torch import Tensor
 
 from excb.errors import UserError
 from excb.files import npy
+from excb.inference import accuracy, statistics
+from excb.inference.paired import Paired, PairedTest, of_figure
 
-from ..inference import accuracy, statistics
-from ..inference.paired import Paired, PairedTest, of_figure
 from ..task import Task
 from . import confusion
 

@@ -10,11 +10,11 @@ from excb.distributed.collectives import run_on_rank0
 from excb.errors import UserError
 from excb.files import npy
 from excb.files.atomic import write_bytes, write_text
+from excb.inference import statistics
+from excb.inference.paired import Paired
 from excb.networks.backbone import weights_hash
 from excb.results.result import Result
 
-from ..inference import statistics
-from ..inference.paired import Paired
 from ..task import Task
 from . import label_scores
 from .label_scores import LabelScores

@@ -14,12 +14,12 @@ from torch import Tensor
 from excb.console import Reporter
 from excb.distributed.collectives import run_on_rank0
 from excb.errors import UserError, require
+from excb.inference import accuracy
 from excb.references.guessing import MAJORITY, majority
 from excb.references.untrained import NETWORK
 from excb.results.result import Result
 
 from ..data.folders import is_imagenet
-from ..inference import accuracy
 from ..probes.penalty import fits_of
 from ..protocol import Measurement
 from ..reporting.predictions import ImageScores
@@ -216,7 +216,8 @@ def _with_means(result: Result, measured: RobustnessMeasurements) -> Result:
         clean, corrupted = measured.clean.hits.double(), measured.hits()
         if clean.any():
             figures[DROP] = relative_drop(clean, corrupted)
-            intervals[DROP] = drop_interval(clean, corrupted)
+            if (spread := drop_interval(clean, corrupted)) is not None:
+                intervals[DROP] = spread
     rounded = {name: round(value, 4) for name, value in figures.items()}
     return replace(result, figures=result.figures | rounded, intervals=intervals)
 

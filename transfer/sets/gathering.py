@@ -84,7 +84,7 @@ def _figures(
         one.name,
         one.reference,
         {name: result.figures[head] for name, result in there.items()},
-        {name: result.intervals[head] for name, result in there.items()},
+        {name: result.intervals[head] for name, result in there.items() if head in result.intervals},
         {name: answers[name][head] for name in there if head in answers[name]},
     )
 

@@ -1,4 +1,4 @@
-"""The figures of sets, each as its papers have it, and their bootstrap over the test images.
+"""The figures of sets, each as its papers have it, and their spread over the test images.
 
 Letters: Q test images, C classes, R resamples.
 """
@@ -7,6 +7,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
+
+from excb.inference.jackknife import left_out
 
 from ..reporting import average_precision
 from ..reporting.average_precision import area, eleven_points
@@ -33,10 +35,9 @@ class Metric:
         """The figure in percent."""
         return 100 * float(self.of(answers, targets, np.ones((1, len(targets)), np.int64))[0])
 
-    def draws(self, answers: np.ndarray, targets: np.ndarray) -> np.ndarray:
-        """The figure in percent of bootstrap draws of the images [R]; the same draws for all answers to a set."""
-        resamples = average_precision.resamples(len(targets))
-        return 100 * np.concatenate([self.of(answers, targets, weights) for weights in resamples])
+    def without(self, answers: np.ndarray, targets: np.ndarray) -> np.ndarray:
+        """The figure, 0 to 1, without each group of images [groups]; the same groups for all answers to a set."""
+        return np.array([self.of(answers, targets, weights[None])[0] for weights in left_out(len(targets))])
 
     def score(self, scores: np.ndarray, targets: np.ndarray) -> float:
         """The figure of scores [Q, C], in percent: the class of highest score is the guess."""

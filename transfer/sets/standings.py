@@ -8,9 +8,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from ..inference.accuracy import mcnemar, percentiles
-from ..inference.means import bootstrap_test
-from ..inference.tiers import ranks
+from excb.inference.accuracy import mcnemar
+from excb.inference.jackknife import Jackknife, mean_of
+from excb.inference.tiers import ranks
+
 from ..standings.table import FigureCell, FigureColumn, FigureRow, FigureTable, with_tiers
 from .metrics import TOP1, Metric
 
@@ -26,19 +27,28 @@ class SetAnswers:
     targets: np.ndarray
 
     @cached_property
-    def draws(self) -> np.ndarray:
-        """The figure in percent of bootstrap draws of the images [R], the same for all answers to a set."""
-        return self.metric.draws(self.answers, self.targets)
+    def without(self) -> np.ndarray:
+        """The figure without each group of images; see `Metric.without`."""
+        return self.metric.without(self.answers, self.targets)
+
+    @property
+    def spread(self) -> Jackknife:
+        """The figure, 0 to 1, with its spread. The sampling unit is the test image."""
+        return Jackknife.of(self._value, self.without)
+
+    def lead_over(self, other: "SetAnswers") -> Jackknife:
+        """This figure minus the other's, with its spread; both of the same images."""
+        return Jackknife.of(self._value - other._value, self.without - other.without)
+
+    @property
+    def _value(self) -> float:
+        return self.metric.percent(self.answers, self.targets) / 100
 
     def p_value(self, other: "SetAnswers") -> float:
-        """Of a paired test of both figures: McNemar's of hits, and otherwise by the bootstrap's standard error.
-
-        The sampling unit is the test image.
-        """
+        """Of a paired test of both figures: McNemar's of hits, and otherwise by the jackknife."""
         if self.metric.name == TOP1.name:
             return mcnemar(torch.from_numpy(self.answers), torch.from_numpy(other.answers))
-        first, second = (each.metric.percent(each.answers, each.targets) for each in (self, other))
-        return bootstrap_test(first - second, self.draws - other.draws)
+        return self.lead_over(other).p_value()
 
 
 @dataclass(frozen=True)
@@ -63,15 +73,9 @@ class HeadFigures:
         """The mean over sets, each of which counts the same; None where one is missing."""
         if not sets or any(name not in self.figures for name in sets):
             return None
-        draws = self.mean_draws(sets)
-        spread = None if draws is None else percentiles(draws[~np.isnan(draws)], 100)
-        return FigureCell(float(np.mean([self.figures[name] for name in sets])), spread)
-
-    def mean_draws(self, sets: Sequence[str]) -> np.ndarray | None:
-        """The mean in draws of the images of every set [R]; None where answers are missing."""
-        if any(name not in self.answers for name in sets):
-            return None
-        return np.asarray(np.mean([self.answers[name].draws for name in sets], axis=0))
+        known = all(name in self.answers for name in sets)
+        ends = mean_of([self.answers[name].spread for name in sets]).interval() if known else None
+        return FigureCell(float(np.mean([self.figures[name] for name in sets])), ends)
 
 
 @dataclass(frozen=True)
@@ -130,21 +134,16 @@ def head_table(head: str, title: str, measured: Sequence[HeadFigures], sets: Seq
         rows.append(FigureRow(one.name, cells | ({MEAN: mean} if mean else {}), [rank], one.reference))
     columns = [*(FigureColumn(name, name) for name in named), FigureColumn(MEAN, f"mean of {len(common)}")]
     tested = {name: [key for key, one in checkpoints.items() if name in one.answers] for name in named}
-    draws = {
-        key: own_draws
-        for key, one in checkpoints.items()
-        if common and (own_draws := one.mean_draws(common)) is not None
-    }
+    answered = [key for key, one in checkpoints.items() if common and all(name in one.answers for name in common)]
 
     def p_value(column: str, first: str, second: str) -> float:
-        one, other = checkpoints[first], checkpoints[second]
+        one, other = checkpoints[first].answers, checkpoints[second].answers
         if column != MEAN:
-            return one.answers[column].p_value(other.answers[column])
-        difference = np.mean([one.figures[name] - other.figures[name] for name in common])
-        return bootstrap_test(float(difference), draws[first] - draws[second])
+            return one[column].p_value(other[column])
+        return mean_of([one[name].lead_over(other[name]) for name in common]).p_value()
 
     table = FigureTable(columns, rows, title=title, facts=["mean rank"])
-    return HeadTable(head, common, mean_ranks, with_tiers(table, tested | {MEAN: list(draws)}, p_value))
+    return HeadTable(head, common, mean_ranks, with_tiers(table, tested | {MEAN: answered}, p_value))
 
 
 def _mean_ranks(checkpoints: Mapping[str, HeadFigures], sets: Sequence[str]) -> dict[str, float]:

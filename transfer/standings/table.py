@@ -4,9 +4,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from excb.inference.tiers import Pair, pairwise, tiers
 from excb.results.result import interval_text
-
-from ..inference.tiers import Pair, pairwise, tiers
 
 
 @dataclass(frozen=True)

@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 
 from excb.charts.style import figure_bytes
+from excb.inference.accuracy import mcnemar
 from excb.transfer.every import several
 from excb.transfer.every.comparison import Comparison, EvaluatedCheckpoint, side_by_side
-from excb.transfer.inference.accuracy import mcnemar
 from excb.transfer.standings.chart import draw_table
 from excb.transfer.standings.forms import latex, sheet_as_latex, sheet_as_markdown, sheet_as_page
 from excb.transfer.standings.table import FigureCell

@@ -23,7 +23,7 @@ from excb.transfer.compare import compare_results
 from excb.transfer.data.splits import stratified_split
 from excb.transfer.finetuning import logistic, protocol, training
 from excb.transfer.finetuning.options import FinetuneOptions, SemisupOptions
-from excb.transfer.finetuning.protocol import SETTINGS, checked, few_labels, interval_of_mean, measure, share_settings
+from excb.transfer.finetuning.protocol import SETTINGS, checked, few_labels, measure, share_settings
 from excb.transfer.reporting import report
 from excb.transfer.reporting.predictions import Predictions
 from excb.transfer.task import Task
@@ -308,15 +308,6 @@ def test_any_share(task: Task) -> None:
     assert list(result.figures) == ["finetune_top1", "finetune_top5"]
     assert result.settings["share"]["images"] == 21
     assert list(predictions.values) == ["finetune_{}"]
-
-
-def test_interval_of_the_mean_is_that_of_resampled_images() -> None:
-    hits = torch.rand(3, 60, generator=torch.Generator().manual_seed(0)) < torch.linspace(0.05, 0.95, 60)
-    random, means = np.random.default_rng(0), []
-    for _ in range(20_000):
-        drawn = random.integers(60, size=60)
-        means.append(100 * float(hits.numpy()[:, drawn].mean()))
-    assert interval_of_mean(hits) == pytest.approx(np.percentile(means, [2.5, 97.5]), abs=1.2)
 
 
 # ---------------------------------------------------------------------------------------------------------------------

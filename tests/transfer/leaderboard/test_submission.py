@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from excb.errors import UserError
+from excb.inference.accuracy import accuracy_interval
 from excb.results.result import Result
-from excb.transfer.inference.accuracy import accuracy_interval
 from excb.transfer.leaderboard.submission import check_result, submit
 from excb.transfer.reporting.predictions import Predictions
 from excb.transfer.reporting.report import write_result as write_all

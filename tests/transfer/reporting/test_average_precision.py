@@ -4,14 +4,13 @@ import numpy as np
 import pytest
 from sklearn.metrics import average_precision_score
 
-from excb.transfer.reporting import average_precision
 from excb.transfer.reporting.average_precision import (
-    RESAMPLES,
     area,
+    difference_of,
     eleven_points,
     mean,
     precision_by_class,
-    resamples,
+    spread_of,
 )
 
 SUMMARIES = {"area": area, "eleven": eleven_points}
@@ -93,11 +92,16 @@ def test_the_mean_leaves_out_classes_without_an_image() -> None:
     assert np.isnan(mean(scores, np.zeros((2, 3), np.int8), area)).all()
 
 
-def test_resamples_draw_as_many_images_and_the_same_each_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    whole = np.concatenate(list(resamples(9)))
-    assert whole.shape == (RESAMPLES, 9)
-    assert (whole.sum(1) == 9).all()
-    assert whole.mean(0) == pytest.approx(np.ones(9), abs=0.15)
-    monkeypatch.setattr(average_precision, "_AT_ONCE", 9 * 130)
-    assert (np.concatenate(list(resamples(9))).sum(1) == 9).all()
-    np.testing.assert_array_equal(np.concatenate(list(resamples(9))), whole)
+def test_spread_is_that_of_a_loop_over_groups() -> None:
+    random = np.random.default_rng(3)
+    targets = (random.random((60, 4)) < 0.3).astype(np.int8)
+    first, second = random.random((60, 4)) + targets, random.random((60, 4))
+    without = np.array([[mean(np.delete(scores, one, 0), np.delete(targets, one, 0), area)[0] for one in range(60)]
+                        for scores in (first, second)])  # fmt: skip
+    spread = spread_of(first, targets, area)
+    assert spread.value == pytest.approx(mean(first, targets, area)[0])
+    assert spread.error == pytest.approx(np.sqrt(59 / 60 * np.square(without[0] - without[0].mean()).sum()))
+    leads = without[1] - without[0]
+    difference = difference_of(first, second, targets, area)
+    assert difference.error == pytest.approx(np.sqrt(59 / 60 * np.square(leads - leads.mean()).sum()))
+    assert difference.p_value() < 1e-3

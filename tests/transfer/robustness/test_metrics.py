@@ -72,7 +72,9 @@ def test_relative_drop_and_its_interval() -> None:
     corrupted = clean * torch.from_numpy((random.random(400) < 0.5).astype(float))
     drop = relative_drop(clean, corrupted)
     assert drop == pytest.approx(100 * (clean.sum() - corrupted.sum()) / clean.sum())
-    low, high = drop_interval(clean, corrupted)
+    ends = drop_interval(clean, corrupted)
+    assert ends is not None
+    low, high = ends
     assert low < drop < high
     # Corrupted images are right with p = 1/2 where the clean one is: the normal approximation of a proportion.
     half = 1.96 * 100 * (0.25 / float(clean.sum())) ** 0.5

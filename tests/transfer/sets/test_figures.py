@@ -1,11 +1,11 @@
 """Metrics, n-shot episodes and standings against loops and figures worked by hand."""
 
-import math
-
 import numpy as np
 import pytest
 import torch
+from scipy import stats
 
+from excb.inference.jackknife import left_out
 from excb.seeding import Purpose, generator
 from excb.transfer.every.comparison import side_by_side
 from excb.transfer.sets.episodes import episode_interval, episodes
@@ -130,14 +130,20 @@ def test_pairs_are_corrected_over_all_sets_and_the_mean() -> None:
     assert [row.cells["s"].tier for row in among.table.rows] == [1, 1]
 
 
-def test_a_figure_that_is_no_mean_over_images_is_tested_by_the_bootstrap() -> None:
+def test_a_figure_that_is_no_mean_over_images_is_tested_by_the_jackknife() -> None:
     first, second = (answers(name, share, metric=MEAN_PER_CLASS) for name, share in (("a", 0.5), ("b", 0.56)))
-    drawn = first.draws - second.draws
-    difference = first.metric.percent(first.answers, first.targets) - 100 * np.mean(
-        [second.answers[second.targets == label].mean() for label in range(4)]
-    )
-    z = abs(difference) / drawn.std(ddof=1)
-    assert first.p_value(second) == pytest.approx(math.erfc(z / math.sqrt(2)))
+    leads = []
+    for stays in left_out(len(first.targets)):
+        kept = stays == 1
+        by_class = [
+            np.mean([each.answers[kept & (each.targets == label)].mean() for label in range(4)])
+            for each in (first, second)
+        ]
+        leads.append(by_class[0] - by_class[1])
+    groups = len(leads)
+    error = np.sqrt((groups - 1) / groups * np.square(leads - np.mean(leads)).sum())
+    one, other = (each.metric.percent(each.answers, each.targets) for each in (first, second))
+    assert first.p_value(second) == pytest.approx(2 * stats.t.sf(abs(one - other) / 100 / error, groups - 1))
 
 
 def test_the_same_predictions_have_the_same_tiers_in_all_and_in_sets() -> None:

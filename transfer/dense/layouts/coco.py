@@ -12,11 +12,11 @@ from excb.errors import UserError
 from excb.images.decoding import BrokenImageError, open_image
 
 from ...coco.annotations import CocoSet
-from ...coco.reading import LAYOUTS, read_coco
+from ...coco.reading import LAYOUTS, SPLITS, read_coco
 from .masks import IGNORED, MaskLayout, Split
 
 BACKGROUND = "background"
-_NAMES = {"train": ("train",), "test": ("val", "test")}
+_NAMES = {"train": SPLITS["train"], "test": (*SPLITS["val"], "test")}
 
 
 @dataclass(frozen=True)
@@ -94,7 +94,8 @@ def _place(root: Path, split: Split) -> tuple[Path, Path] | None:
     places = [
         (root / file.format(name), root / folder.format(name)) for name in _NAMES[split] for file, folder in LAYOUTS
     ]
-    return next((place for place in places if place[0].is_file()), None)
+    known = sorted((place for place in places if place[0].is_file()), key=lambda place: not place[1].is_dir())
+    return next(iter(known), None)
 
 
 def _open(root: Path, split: Split, *, parents: bool) -> CocoMasks:

@@ -1,17 +1,15 @@
-"""Metrics of semantic segmentation from areas: IoU of every class, their mean, pixel accuracy; bootstrap over images.
+"""Metrics of semantic segmentation from areas: IoU of every class, their mean, pixel accuracy, with their spread.
 
 Letters: N images, C classes.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from excb.seeding import Purpose, generator
+from excb.inference.jackknife import Jackknife
 
-from ...inference.accuracy import percentiles
-from ...inference.means import blocks
 from ..layouts.masks import IGNORED
 
 
@@ -71,32 +69,32 @@ def stacked(images: Sequence[np.ndarray]) -> Areas:
     return Areas(*np.stack(images).transpose(1, 0, 2))
 
 
-def area_interval(runs: Sequence[Areas], measure: str) -> tuple[float, float]:
-    """The 95 % percentile bootstrap interval of a measure's mean over runs, in percent.
+def spread_of(runs: Sequence[Areas], measure: str) -> Jackknife:
+    """A measure's mean over runs, as a share of 1, and its spread by leaving out images, each from all runs.
 
-    Images are drawn with replacement, the same ones for every run and every figure. A measure of a resample is that of
-    all its pixels together, so a class without a pixel in a resample does not count in it.
+    A measure is that of all pixels together, so a class that only one image shows is missing without it.
 
     Args:
         runs: of the same images, such as those of several seeds.
         measure: one of `MEASURES`.
     """
-    resampled = np.concatenate([of_resamples(runs, measure, weights) for weights in image_draws(len(runs[0].true))])
-    return percentiles(resampled[~np.isnan(resampled)])
+    return Jackknife.of(*_with_and_without(runs, measure))
 
 
-def of_resamples(runs: Sequence[Areas], measure: str, weights: np.ndarray) -> np.ndarray:
-    """A measure's mean over runs, a share of 1, by how often each of R resamples holds an image: [R, N] -> [R]."""
-    each = [MEASURES[measure](*(weights @ part for part in (run.right, run.predicted, run.true))) for run in runs]
-    return np.asarray(np.mean(each, axis=0))
+def difference_of(first: Sequence[Areas], second: Sequence[Areas], measure: str) -> Jackknife:
+    """Second minus first, likewise; both of the same images."""
+    (one, without_one), (other, without_other) = (_with_and_without(runs, measure) for runs in (first, second))
+    return Jackknife.of(other - one, without_other - without_one)
 
 
-def image_draws(images: int) -> Iterator[np.ndarray]:
-    """How often each of `RESAMPLES` bootstrap draws holds each image, in blocks [resamples, N] float64."""
-    random = generator(Purpose.BOOTSTRAP, images)
-    for number in blocks(images):
-        # float64 holds these counts exactly up to 2^53 pixels, and is multiplied faster than integers.
-        yield random.multinomial(images, np.full(images, 1 / images), size=number).astype(np.float64)
+def _with_and_without(runs: Sequence[Areas], measure: str) -> tuple[float, np.ndarray]:
+    """A measure's mean over runs, and without each image, [N]."""
+    value, without = MEASURES[measure], []
+    for run in runs:
+        parts = run.right, run.predicted, run.true
+        without.append(value(*(part.sum(0) - part for part in parts)))
+    whole = [value(*(part.sum(0) for part in (run.right, run.predicted, run.true))) for run in runs]
+    return float(np.mean(whole)), np.asarray(np.mean(without, axis=0))
 
 
 def _iou(right: np.ndarray, predicted: np.ndarray, true: np.ndarray) -> np.ndarray:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from sklearn.metrics import jaccard_score
 
-from excb.transfer.dense.patches.metrics import MEASURES, Areas, area_interval, areas_of, stacked
+from excb.transfer.dense.patches.metrics import MEASURES, Areas, areas_of, difference_of, spread_of, stacked
 
 VOID = -1
 
@@ -58,17 +58,21 @@ def test_intervals_hold_the_figure_and_are_those_of_a_loop(measure: str) -> None
         predicted = np.where(random.random(200) < image / 30, true, random.integers(0, 4, 200))
         images.append(areas_of(predicted, true, 4))
     areas = stacked(images)
-    low, high = area_interval([areas], measure)
-    assert low < getattr(areas, measure)() < high
-    draws = []
-    for _ in range(2000):
-        chosen = random.integers(0, 30, 30)
-        draws.append(getattr(Areas(areas.right[chosen], areas.predicted[chosen], areas.true[chosen]), measure)())
-    assert (low, high) == pytest.approx(np.percentile(draws, [2.5, 97.5]), abs=1.0)
-    assert area_interval([areas, areas], measure) == pytest.approx((low, high))
+    spread = spread_of([areas], measure)
+    ends = spread.interval()
+    assert ends is not None
+    assert ends[0] < 100 * spread.value < ends[1]
+    without = []
+    for image in range(30):
+        kept = np.arange(30) != image
+        without.append(getattr(Areas(areas.right[kept], areas.predicted[kept], areas.true[kept]), measure)() / 100)
+    assert spread.value == pytest.approx(getattr(areas, measure)() / 100)
+    assert spread.error == pytest.approx(np.sqrt(29 / 30 * np.square(without - np.mean(without)).sum()))
+    assert spread_of([areas, areas], measure).error == pytest.approx(spread.error)
+    assert difference_of([areas], [areas], measure).interval(lowest=-1.0) == (0, 0)
 
 
-def test_classes_that_a_resample_lacks_do_not_count_in_it() -> None:
+def test_classes_that_only_one_image_has_do_not_count_without_it() -> None:
     # Class 1 is in the first image only, and right there: without that image the mean is of class 0 alone.
-    images = [areas_of(np.array([0, 1]), np.array([0, 1]), 2), areas_of(np.array([0, 0]), np.array([0, 0]), 2)]
-    assert area_interval([stacked(images)], "miou") == (100, 100)
+    images = [areas_of(np.array([0, 1]), np.array([0, 1]), 2)] + 29 * [areas_of(np.array([0]), np.array([0]), 2)]
+    assert spread_of([stacked(images)], "miou").interval() == (100, 100)
