@@ -5,6 +5,7 @@ import shutil
 import time
 import zlib
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from excb.files.atomic import new_file, write_text
 SHARD_BYTES = 64 * 2**20
 KEEP_SECONDS = 10.0  # at most so often, the rows of an unfinished shard are kept
 FOLDER, META = "features", "meta.json"
+SRGB = "srgb"  # an empty file: these features honour the images' colour profiles
 CHECKSUMS = "checksums.json"  # of the shards that are there, until meta.json has them
 _ADVICE = "name a folder elsewhere in EXCB_CACHE"
 
@@ -134,6 +136,26 @@ class FeatureStore:
             raise TypeError("no table of checksums")
         return {int(number): checksum for number, checksum in checksums.items()}
 
+    def of_profiles(self, has_profiles: Callable[[], bool]) -> bool:
+        """Whether the features are right for images with colour profiles, which versions before 2.3 ignored.
+
+        Older ones are, where the images have none but sRGB; `has_profiles` reads all headers to tell, once.
+        """
+        if not self.folder.is_dir() or (self.folder / SRGB).exists():
+            return True
+        if has_profiles():
+            return False
+        with suppress(OSError):  # a cache that is only read is asked again
+            (self.folder / SRGB).touch()
+        return True
+
+    def discard(self) -> None:
+        """Delete the features. Raises UserError if a file cannot be deleted."""
+        try:
+            shutil.rmtree(self.folder)
+        except OSError as error:
+            raise _unwritable(self.folder, str(error)) from None
+
     def finished(self) -> bool:
         """Whether all shards were written; some may have been damaged since."""
         return (self.folder / META).is_file()
@@ -147,6 +169,7 @@ class FeatureStore:
         wanted = sum(len(self._shards[number]) for number in missing) * self._width * 4
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
+            (self.folder / SRGB).touch()
             self._write_checksums()
             for file in [self.folder / META, *map(self.file, missing)]:
                 file.unlink(missing_ok=True)

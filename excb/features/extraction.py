@@ -23,6 +23,7 @@ from excb.features.cache import CachedFeatures, FeatureStore
 from excb.features.precision import Precision, in_precision
 from excb.hub.backbone import Backbone
 from excb.images.image_set import Images
+from excb.images.survey import has_profiles
 from excb.networks.backbone import weights_hash
 from excb.networks.features import Features, Inputs, Kind, in_batches, stream
 from excb.networks.outputs import LastClassTokens
@@ -218,6 +219,9 @@ def features_of(extraction: Extraction, root: Path | None, reporter: Reporter, *
             return CachedFeatures([rows for _, rows in extraction.run(range(len(sizes)), bar.advance)])
     description = run_on_rank0(extraction.description)
     store = extraction.store(root, description)
+    if not run_on_rank0(lambda: store.of_profiles(lambda: has_profiles(extraction.images))):
+        reporter.note(f"features of {name} are computed again: an earlier version ignored the images' colour profiles")
+        run_on_rank0(store.discard)
     missing = run_on_rank0(lambda: store.missing(reporter.warn))
     if missing or not run_on_rank0(store.finished):
         run_on_rank0(lambda: store.start(missing))

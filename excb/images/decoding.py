@@ -3,6 +3,7 @@
 import re
 import warnings
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any, overload
 
@@ -115,6 +116,11 @@ def stored_and_upright_size(source: Source) -> tuple[tuple[int, int], tuple[int,
             return raw_sizes(source)
         with warnings.catch_warnings(action="ignore"), open_pillow(source) as image:  # as `open_image`
             return image.size, _upright_size(image)
+    except UnidentifiedImageError as error:
+        with suppress(bands.BandsError):
+            if (found := bands.described(source)) is not None:
+                return (found.width, found.height), (found.width, found.height)
+        raise _broken(error) from None
     except DAMAGE as error:
         raise _broken(error) from None
 

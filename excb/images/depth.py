@@ -12,6 +12,7 @@ from PIL import ExifTags, Image, UnidentifiedImageError
 
 from excb.files import bands, npy
 from excb.files.regular import refuse_special
+from excb.images.formats.colour import Profile, in_srgb, profile_of
 from excb.images.formats.plugins import is_raw, open_pillow
 from excb.images.pixels import BrokenImageError, Pixels, PixelsError, Source
 
@@ -93,6 +94,16 @@ def described(source: Source, channels: int | None = None) -> tuple[np.dtype[Any
         raise BrokenImageError(str(error)) from None
     except DAMAGE as error:
         raise BrokenImageError(str(error)) from None
+
+
+def profile(source: Source) -> Profile:
+    """What a file's embedded colour profile does; "none" for a broken file."""
+    try:
+        refuse_special(source)
+        with warnings.catch_warnings(action="ignore"), Image.open(source) as image:
+            return profile_of(image)
+    except DAMAGE:
+        return "none"
 
 
 def read_values(source: Source, channels: int) -> np.ndarray:
@@ -190,7 +201,8 @@ def upright(values: np.ndarray, image: Image.Image) -> np.ndarray:
 
 
 def plain_rgb(image: Image.Image) -> Image.Image:
-    """An 8-bit image of any mode as RGB, without a warning."""
+    """An 8-bit image of any mode as sRGB by its embedded profile, without a warning."""
+    image = in_srgb(image)
     if image.mode == "P" and "transparency" in image.info:
         image = image.convert("RGBA")  # from P straight to RGB, Pillow would warn that transparency is lost
     return image if image.mode == "RGB" else image.convert("RGB")

@@ -14,6 +14,7 @@ from PIL.JpegImagePlugin import JpegImageFile
 from excb.errors import UserError
 from excb.files.regular import refuse_special
 from excb.images.decoding import DAMAGE, Shrink, Source
+from excb.images.formats.colour import profile_of
 
 try:
     import simplejpeg
@@ -98,7 +99,7 @@ def whole_file(source: Source) -> tuple[bytes, tuple[int, int]] | None:
 
 
 def _plain(source: Source) -> tuple[bytes, tuple[int, int]] | None:
-    """An upright JPEG in colour or grey, with its width and height; None for anything else. Raises one of DAMAGE."""
+    """An upright JPEG in sRGB or grey, with its width and height; None for anything else. Raises one of DAMAGE."""
     if isinstance(source, (str, Path)):
         refuse_special(source)
         with Path(source).open("rb") as stream:
@@ -107,6 +108,8 @@ def _plain(source: Source) -> tuple[bytes, tuple[int, int]] | None:
         # Not subclasses, such as stereo cameras' files. So far Pillow has read no more than the header.
         plain = type(image) is JpegImageFile and image.mode in ("RGB", "L")
         if not plain or image.getexif().get(ExifTags.Base.Orientation, UPRIGHT) != UPRIGHT:
+            return None
+        if profile_of(image) == "converted":
             return None
         source.seek(0)
         return source.read(), image.size

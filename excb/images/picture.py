@@ -97,7 +97,8 @@ def as_channels(picture: Any, pixels: Pixels) -> Image.Image | np.ndarray:
             raise UserError(f"an image in memory cannot be used: {error}") from None
         return Image.fromarray(channels) if pixels.channels == len("RGB") else channels
     if isinstance(picture, str | os.PathLike):
-        return _from_file(os.fspath(picture), pixels)
+        opened: Image.Image | np.ndarray = _from_file(os.fspath(picture), pixels)
+        return opened
     if isinstance(picture, np.ndarray) and picture.dtype != np.uint8 and picture.dtype.kind in "iuf" and pixels.deep:
         return _mapped_array(picture, pixels)
     if pixels.channels == len("RGB") or not isinstance(picture, np.ndarray):
@@ -127,11 +128,8 @@ def _pixels(array: np.ndarray) -> np.ndarray:
     grey = array.ndim == 2 or (array.ndim == 3 and array.shape[-1] == 1)
     fits = (grey or (array.ndim == 3 and array.shape[-1] in (3, 4))) and 0 not in array.shape
     if array.dtype != np.uint8 or not fits:
-        fix = (
-            f"{_BY_HAND}, or scale them to 0..255, then .astype('uint8')"
-            if fits
-            else "move its axes, or pass one image"
-        )
+        scale = f"scale its values to 0..255, then .astype('uint8'), or {_BY_HAND}"
+        fix = scale if fits else "move its axes, or pass one image"
         raise UserError(
             "an array is an image if it holds uint8 pixels [H, W, 3], [H, W, 4], [H, W, 1] or [H, W], not "
             f"{array.dtype} {list(array.shape)}: {fix}"

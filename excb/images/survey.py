@@ -4,7 +4,7 @@ import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import numpy as np
@@ -42,6 +42,7 @@ class Survey:
     high: float = 255.0
     measured: int = 0  # how many these are
     clipped: int = 0  # of these, how many hold values outside the mapping's range
+    spanned: float = 1.0  # the share of the range between the least and the greatest value of a median image
 
     @property
     def deep(self) -> bool:
@@ -82,14 +83,14 @@ def surveyed(images: Any, declared: Pixels | None = None, *, name: str = "") -> 
         UserError: images have several numbers of channels, or values on several scales, and no record says which.
     """
     known, total, name = declared or pixels_of(images), len(images), name or str(getattr(images, "root", "the set"))
-    source = getattr(images, "source", None)
-    possible = [] if source is None else _possibly_deep(images.paths)
+    source: Callable[[int], Source] = getattr(images, "source", _no_source)
+    possible = [] if source is _no_source else _possibly_deep(images.paths)
     seen = list(_map(lambda index: _kind(source(index), known), _spread(possible, HEADERS)))
     kinds = Counter(kind for kind in seen if kind is not None)
+    if source is not _no_source and len(possible) < total:
+        kinds["uint8", 3] += total - len(possible)
     if not kinds:
         return Survey(total, kinds, known)
-    if len(possible) < total:
-        kinds["uint8", 3] += total - len(possible)
     channels = _channels(kinds, known, name) if declared is None else known.channels
     deep = {stored for stored, _ in kinds if stored != "uint8"}
     if not deep:
@@ -106,7 +107,41 @@ def surveyed(images: Any, declared: Pixels | None = None, *, name: str = "") -> 
             _refuse_two_scales(np.nanmax(highs, axis=1), name)
         pixels = _measured(lows, highs, channels, name)
     outside = ((lows < np.array(pixels.low)) | (highs > np.array(pixels.high))).any(axis=1)
-    return Survey(total, kinds, pixels, float(lows.min()), float(highs.max()), len(ranges), int(outside.sum()))
+    return Survey(
+        total,
+        kinds,
+        pixels,
+        float(np.nanmin(lows)),
+        float(np.nanmax(highs)),
+        len(ranges),
+        int(outside.sum()),
+        _spanned(lows, highs, pixels),
+    )
+
+
+def _spanned(lows: np.ndarray, highs: np.ndarray, pixels: Pixels) -> float:
+    """The share of the range that a median image spans, in its widest channel."""
+    low, high = np.array(pixels.low), np.array(pixels.high)
+    shares = (highs.clip(low, high) - lows.clip(low, high)) / (high - low)
+    return float(np.median(np.nanmax(shares, axis=1)))
+
+
+def has_profiles(images: Any) -> bool:
+    """Whether the colour profile of any image changes its colours; all headers are read until one does."""
+    source = getattr(images, "source", _no_source)
+    if isinstance(images, Subset):
+        return has_profiles(images.images)
+    if source is _no_source:
+        return False
+    starts = range(0, len(images), HEADERS)
+    return any(
+        "converted" in _map(lambda index: depth.profile(source(index)), range(start, min(start + HEADERS, len(images))))
+        for start in starts
+    )
+
+
+def _no_source(_index: int) -> Source:
+    raise NotImplementedError  # sets in memory
 
 
 def with_pixels(images: Any, pixels: Pixels) -> Any:
@@ -115,7 +150,8 @@ def with_pixels(images: Any, pixels: Pixels) -> Any:
         return images
     if isinstance(images, Subset):
         return replace(images, images=with_pixels(images.images, pixels))
-    return replace(images, pixels=pixels)
+    has_record = any(field.name == "pixels" for field in fields(images))
+    return replace(images, pixels=pixels) if has_record else images  # else its images are 8-bit colours
 
 
 def _possibly_deep(paths: Iterable[str]) -> list[int]:

@@ -11,6 +11,7 @@ from excb.distributed.machine import choose_device
 from excb.distributed.workers import worker_count
 from excb.images.image_set import CodedImages
 from excb.images.scanning import refuse_among
+from excb.images.survey import surveyed, with_pixels
 
 from ..data.broken_files import MAX_SHARE
 from ..distil.teachers import Teacher
@@ -22,6 +23,7 @@ from .accelerator import check_accelerator
 from .files import check_files
 from .finding import Finding
 from .limits import check_cores, check_open_files, check_shared_memory
+from .pixels import VALUES, check_pixels, check_profiles
 from .requirements import batch_bytes, check_step, checkpoint_bytes
 from .run_folder import check_folder, check_space, check_store
 from .teachers import LOADED, check_teachers
@@ -97,7 +99,8 @@ def _space(subject: CheckedMachine) -> list[Finding]:
 
 def _files(subject: CheckedMachine) -> list[Finding]:
     side = subject.named_recipe.views.global_size if subject.named_recipe else None
-    return check_files(subject.images, subject.reporter, max_share=MAX_SHARE, side=side, everything=subject.everything)
+    images = with_pixels(subject.images, surveyed(subject.images, subject.recipe.data.pixels).pixels)
+    return check_files(images, subject.reporter, max_share=MAX_SHARE, side=side, everything=subject.everything)
 
 
 CHECKS = (  # quick ones first
@@ -116,7 +119,8 @@ CHECKS = (  # quick ones first
         needs_recipe=True,
         not_after=("GPU", "bf16", "versions", LOADED),
     ),
-    Check(_files),
+    Check(lambda s: [*check_pixels(s.images, s.recipe.data), check_profiles(s.images)]),
+    Check(_files, not_after=(VALUES,)),
 )
 
 

@@ -8,6 +8,7 @@ import numpy as np
 from excb.console import Reporter
 from excb.images.decoding import BrokenImageError, Source, open_image, stored_and_upright_size
 from excb.images.image_set import CodedImages, ImageSet
+from excb.images.pixels import pixels_of
 
 from .finding import Finding, plural, such_as
 
@@ -34,7 +35,7 @@ def check_files(
     findings = [_judge("headers", broken, len(indices), max_share, of=len(images))]
     readable = sorted(set(range(len(images))) - broken.keys())
     sample = readable if everything else _spread(readable, SAMPLE)
-    damaged = _try_all(images, sample, lambda source: open_image(source).close(), "decoding", reporter)
+    damaged = _try_all(images, sample, lambda source: open_image(source, pixels_of(images)), "decoding", reporter)
     findings.append(_judge("pixels", damaged, len(sample), max_share, of=len(readable)))
     if side is not None and shorter:
         findings.append(_sizes(shorter, side))

@@ -36,7 +36,7 @@ class HubImages(NumberedImages):
         """One image as it is stored."""
         stored = self.rows[index][self.column] or {"bytes": b""}
         content = stored.get("bytes")
-        return stored["path"] if content is None else io.BytesIO(content)  # type: ignore[no-any-return]
+        return stored["path"] if content is None else io.BytesIO(content)
 
     def open(self, index: int) -> Any:
         """One image upright, in 8 bits: see `Images.open`.

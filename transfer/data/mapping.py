@@ -1,4 +1,4 @@
-"""One mapping of stored values to channels for the images of an evaluation: declared, the network's own, or measured."""
+"""One mapping of stored values to channels for an evaluation: declared, the network's own, or measured."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -53,7 +53,7 @@ def on_one_mapping(
     )
     deep = first.deep or second.deep
     require(
-        declared is None or not declared.deep or deep,
+        declared is None or not declared.deep or deep or not first.kinds,  # pictures in memory are not looked at
         "all images have 8 bits, whose range is 0..255: leave --range out",
     )
     for survey in [first] if second is first else [first, second]:

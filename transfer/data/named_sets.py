@@ -10,6 +10,7 @@ import numpy as np
 
 from excb.distributed.collectives import run_on_rank0
 from excb.images.image_set import Images
+from excb.images.pixels import EIGHT_BIT
 
 Split = Literal["train", "test"]
 Note = Callable[[str], None]
@@ -40,6 +41,7 @@ class NumberedImages:
 
     split: str
     labels: np.ndarray
+    pixels = EIGHT_BIT
 
     def __len__(self) -> int:
         """Number of images."""

@@ -6,12 +6,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from PIL import Image
-
 from excb.errors import UserError, require
 from excb.images.image_set import Images, ImageSet, fingerprint_of
 from excb.images.opening import training_images
-from excb.images.picture import as_rgb, is_picture
+from excb.images.picture import as_channels, is_picture
+from excb.images.pixels import EIGHT_BIT, Pixels
 from excb.images.scanning import scan_folder
 from excb.images.tars.places import is_shards
 
@@ -50,6 +49,7 @@ class Pictures:
     root: str = "memory"
     labels: None = None
     classes: None = None
+    pixels: Pixels = EIGHT_BIT  # how their values become channels
 
     def __len__(self) -> int:
         return len(self.pictures)
@@ -72,9 +72,9 @@ class Pictures:
         del index
         return ""
 
-    def open(self, index: int) -> Image.Image:
-        """One picture as RGB. Raises UserError if it is none."""
-        return as_rgb(self.pictures[index])
+    def open(self, index: int) -> Any:
+        """One picture as `as_channels` has it. Raises UserError if it is none."""
+        return as_channels(self.pictures[index], self.pixels)
 
 
 def given_images(images: Any) -> Images | str:
