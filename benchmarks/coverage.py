@@ -1,0 +1,239 @@
+"""Coverage: whether 95 % intervals hold the truth in 95 % of simulated evaluations, and tests err in 5 %.
+
+Run: python -m benchmarks.coverage [--trials 1000]
+Prints a table: for each kind of figure and number of images, the share of trials whose interval holds the truth, of
+paired tests the share that calls equals different, and of tables of equal checkpoints the share with one tier.
+"""
+
+import argparse
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import cache, partial
+
+import numpy as np
+import torch
+
+from excb.inference import accuracy, means, statistics
+from excb.inference.tiers import LEVEL, pairwise, tiers
+from excb.transfer.dense.patches.metrics import Areas, difference_of, spread_of
+from excb.transfer.reporting import average_precision
+from excb.transfer.reporting.average_precision import area
+
+Trial = Callable[[np.random.Generator], bool]  # whether an interval holds the truth, or a test calls equals different
+TIERS = (2, 5, 10)  # equal checkpoints
+_CLASSES = 8  # of masks
+
+
+@dataclass(frozen=True)
+class Case:
+    """A kind of interval or test, and the truth that it is about.
+
+    Attributes:
+        name: for people.
+        trial: draws an evaluation and judges it.
+        least: of the share of trials, at least this is right.
+        most: and at most this.
+        quick: whether few trials are a test of the suite.
+    """
+
+    name: str
+    trial: Trial
+    least: float = 0.93
+    most: float = 0.97
+    quick: bool = False
+
+
+def inside(ends: tuple[float, float] | None, truth: float) -> bool:
+    """Whether an interval in percent holds a truth in percent."""
+    assert ends is not None
+    return ends[0] <= truth <= ends[1]
+
+
+def hits(images: int, share: float) -> Trial:
+    """Top-1 accuracy."""
+    return lambda random: inside(
+        accuracy.accuracy_interval(torch.from_numpy(random.random(images) < share)), 100 * share
+    )
+
+
+def pair(random: np.random.Generator, images: int, share: float, alike: float) -> tuple[torch.Tensor, torch.Tensor]:
+    """Hits of two equally good networks that agree by design on a share `alike` of the images."""
+    first, other = (random.random(images) < share for _ in range(2))
+    second = np.where(random.random(images) < alike, first, other)
+    return torch.from_numpy(first), torch.from_numpy(second)
+
+
+def scores(images: int, draw: Callable[[np.random.Generator, int], np.ndarray], truth: float) -> Trial:
+    """A mean of scores between 0 and 1, such as average precision."""
+    return lambda random: inside(means.mean_interval(torch.from_numpy(draw(random, images))), 100 * truth)
+
+
+def precisions(random: np.random.Generator, images: int) -> torch.Tensor:
+    """Differences of the average precisions of two equally good networks."""
+    hardness = random.beta(0.5, 1, images)
+    first, second = (np.clip(hardness + 0.1 * random.standard_normal(images), 0, 1) for _ in range(2))
+    return torch.from_numpy(second - first)
+
+
+def nearly_all_right(random: np.random.Generator, images: int) -> np.ndarray:
+    """Scores of which nine in ten are 1."""
+    return np.where(random.random(images) < 0.9, 1.0, random.beta(0.5, 1, images))
+
+
+def masks(random: np.random.Generator, images: int, skill: float = 2.0) -> Areas:
+    """Areas of images that show one to three of `_CLASSES`, the first of which is in most of them."""
+    right, predicted, true = (np.zeros((images, _CLASSES), np.int64) for _ in range(3))
+    often = np.r_[0.3, np.full(_CLASSES - 1, 0.7 / (_CLASSES - 1))]
+    for image in range(images):
+        own = random.choice(_CLASSES, random.integers(1, 4), replace=False, p=often)
+        for label, pixels in zip(own, random.multinomial(4096, random.dirichlet(np.ones(len(own)))), strict=True):
+            found = random.binomial(pixels, random.beta(skill, 2))
+            right[image, label] += found
+            true[image, label] += pixels
+            predicted[image, label] += found
+            wrong = random.choice(_CLASSES, 2, replace=False)
+            predicted[image, wrong] += random.multinomial(pixels - found, [0.5, 0.5])
+    return Areas(right, predicted, true)
+
+
+def labels(random: np.random.Generator, images: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Scores of two equally good networks for ten classes, and the targets."""
+    targets = (random.random((images, 10)) < 0.1).astype(np.int8)
+    shared = 1.2 * targets + 0.7 * random.standard_normal(targets.shape)
+    first, second = (shared + 0.7 * random.standard_normal(targets.shape) for _ in range(2))
+    return first, second, targets
+
+
+@cache
+def expected_miou(images: int) -> float:
+    """The mean IoU of test sets of this size, in percent, on average."""
+    random = np.random.default_rng(9)
+    return float(np.mean([masks(random, images).miou() for _ in range(400)]))
+
+
+@cache
+def expected_precision(images: int) -> float:
+    """The mAP of test sets of this size, in percent, on average."""
+    random, each = np.random.default_rng(9), []
+    for _ in range(400):
+        first, _, targets = labels(random, images)
+        each.append(average_precision.mean(first, targets, area)[0])
+    return 100 * float(np.mean(each))
+
+
+def segmented(images: int) -> Trial:
+    """Mean IoU over classes."""
+    return lambda random: inside(spread_of([masks(random, images)], "miou").interval(), expected_miou(images))
+
+
+def segmented_pair(images: int) -> Trial:
+    """The difference of two equally good segmentations of unlike images: no pairing helps."""
+    return lambda random: inside(
+        difference_of([masks(random, images)], [masks(random, images)], "miou").interval(lowest=-1.0), 0.0
+    )
+
+
+def labelled(images: int) -> Trial:
+    """mAP of images with several labels."""
+
+    def trial(random: np.random.Generator) -> bool:
+        first, _, targets = labels(random, images)
+        return inside(average_precision.spread_of(first, targets, area).interval(), expected_precision(images))
+
+    return trial
+
+
+def labelled_pair(images: int) -> Trial:
+    """Whether two networks of equal mAP are called different."""
+    return lambda random: average_precision.difference_of(*labels(random, images), area).p_value() < LEVEL
+
+
+def top1_pair(images: int) -> Trial:
+    """The difference of two equally accurate networks."""
+    return lambda random: inside(accuracy.difference_interval(*pair(random, images, 0.6, 0.5)), 0)
+
+
+def mean_pair(images: int) -> Trial:
+    """The difference of two equally good mean average precisions."""
+    return lambda random: inside(means.mean_difference_interval(precisions(random, images)), 0)
+
+
+def mcnemar(images: int) -> Trial:
+    """Whether two equally accurate networks are called different."""
+    return lambda random: accuracy.mcnemar(*pair(random, images, 0.6, 0.5)) < LEVEL
+
+
+def randomised(images: int) -> Trial:
+    """The same of mean average precision."""
+    return lambda random: means.randomisation_test(precisions(random, images)) < LEVEL
+
+
+def _cases() -> Iterator[Case]:
+    for images in (30, 100, 400, 2000):
+        for share in (0.5, 0.9, 0.98):
+            yield Case(f"top-1 of {share:.0%}, {images:,} images", hits(images, share), most=0.985, quick=images == 30)
+    for images in (50, 100, 1000):
+        yield Case(f"difference of two top-1, {images:,} images", top1_pair(images), quick=images == 100)
+        yield Case(f"test: McNemar, mid-P, {images:,} images", mcnemar(images), 0.03, 0.06, quick=images == 100)
+    for images in (20, 30, 100, 400):
+        trial = scores(images, lambda random, n: random.beta(0.5, 1, n), 1 / 3)
+        yield Case(f"mean of skewed scores, {images:,} images", trial, quick=images == 30)
+    for images in (30, 100, 400):
+        trial = scores(images, nearly_all_right, 0.9 + 0.1 / 3)
+        yield Case(f"mean of scores, nine in ten of them 1, {images:,} images", trial, most=0.99)
+    for images in (20, 100, 1000):
+        yield Case(f"difference of mean scores, {images:,} images", mean_pair(images), quick=images == 20)
+        yield Case(f"test: randomisation, {images:,} images", randomised(images), 0.03, 0.06, quick=images == 20)
+    for images in (40, 100, 400):
+        yield Case(f"mean IoU, {images:,} images", segmented(images), quick=images == 40)
+    for images in (40, 100):
+        yield Case(f"difference of two mean IoU, {images:,} images", segmented_pair(images))
+    for images in (100, 400):
+        yield Case(f"mAP of several labels, {images:,} images", labelled(images), most=0.985)
+        yield Case(f"test: mAP of several labels, {images:,} images", labelled_pair(images), 0.03, 0.065)
+
+
+CASES = tuple(_cases())
+
+
+def held(case: Case, trials: int) -> float:
+    """The share of seeded trials that a case holds in."""
+    random = np.random.default_rng(0)
+    return sum(case.trial(random) for _ in range(trials)) / trials
+
+
+def one_tier(checkpoints: int, trials: int, *, images: int = 500) -> float:
+    """The share of tables of equal checkpoints, hard images being hard for all, in which all have one tier."""
+    random, single = np.random.default_rng(0), 0
+    for _ in range(trials):
+        hardness = random.random(images)
+        right = {
+            str(number): torch.from_numpy(random.random(images) < np.clip(0.7 + 0.5 * (hardness - 0.5), 0, 1))
+            for number in range(checkpoints)
+        }
+        p_values = pairwise({"top1": list(right)}, partial(_p_value, right))
+        values = {name: statistics.percent(each) for name, each in right.items()}
+        single += max(tiers("top1", values, p_values).values()) == 1
+    return single / trials
+
+
+def _p_value(right: dict[str, torch.Tensor], _figure: str, first: str, second: str) -> float:
+    return accuracy.mcnemar(right[first], right[second])
+
+
+def main() -> None:
+    """Print the table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--trials", type=int, default=1000)
+    trials = parser.parse_args().trials
+    print("| interval or test | share of trials, % | aim, % |\n| --- | --- | --- |")
+    for case in CASES:
+        aim = "5" if case.most < 0.5 else "95"
+        print(f"| {case.name} | {100 * held(case, trials):.1f} | {aim} |", flush=True)
+    for checkpoints in TIERS:
+        share = 100 * one_tier(checkpoints, trials)
+        print(f"| {checkpoints} equal checkpoints, 500 images: one tier | {share:.1f} | 95 or more |", flush=True)
+
+
+if __name__ == "__main__":
+    main()
