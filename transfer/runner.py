@@ -128,7 +128,9 @@ def command(protocol: Protocol) -> Command:
     """The command of `excb-eval` that runs a protocol."""
 
     def work(options: list[Any], shell: Shell, device: "torch.device") -> int:
-        return _run(Evaluation(protocol, *options), shell, device)
+        evaluation = Evaluation(protocol, *options)
+        code = protocol.instead(evaluation.own, shell)
+        return _run(evaluation, shell, device) if code is None else code
 
     return shell_command(
         protocol.name,

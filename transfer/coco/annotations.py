@@ -1,9 +1,8 @@
 """Images with annotated objects as in COCO's format; reading.py reads such sets from disk."""
 
 import hashlib
-import warnings
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,14 @@ from PIL import Image
 
 from excb.errors import UserError
 from excb.images.decoding import BrokenImageError, open_image, stored_and_upright_size
+from excb.ledger import Ledger, LedgerEntry
+
+from .codes import decoded, packed
+from .faults import Effect, Fault
+
+REPAIRED = "repaired_by_excb"  # what `--repair` changed, in the `info` of the file that it writes
+# Polygons [x0, y0, x1, y1, ...], a run-length code (a dict with size and counts), or None.
+Mask = tuple[np.ndarray, ...] | dict[str, Any] | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,20 +30,36 @@ class Annotation:
     box: tuple[float, float, float, float]  # left, top, width, height
     area: float  # as the file has it
     crowd: bool  # a group of objects in one annotation: ignored in training and in evaluation
-    # polygons [x0, y0, x1, y1, ...], a run-length code (a dict with size and counts), or None
-    mask: tuple[np.ndarray, ...] | dict[str, Any] | None
+    mask: Mask
 
     @property
     def polygons(self) -> list[np.ndarray]:
         """The mask's polygons of at least three points; empty if the mask is a run-length code."""
         if self.mask is None or isinstance(self.mask, dict):
             return []
-        return [points for points in self.mask if points.size >= 6 and points.size % 2 == 0]
+        return [points for points in self.mask if decodable(points)]
+
+    @property
+    def has_mask(self) -> bool:
+        """Whether it has a run-length code, or a polygon of at least three points."""
+        return isinstance(self.mask, dict) or bool(self.polygons)
 
     @property
     def trainable(self) -> bool:
         """Whether this is a single object with a mask."""
-        return not self.crowd and (isinstance(self.mask, dict) or bool(self.polygons))
+        return not self.crowd and self.has_mask
+
+    @property
+    def bounds(self) -> tuple[float, float, float, float]:
+        """Left, top, width and height of the mask; there is one."""
+        if isinstance(self.mask, dict):
+            from pycocotools import mask as coco
+
+            left, top, width, height = coco.toBbox(packed(self.mask)).tolist()
+            return left, top, width, height
+        points = np.concatenate(self.polygons).reshape(-1, 2)
+        (left, top), (right, bottom) = points.min(0).tolist(), points.max(0).tolist()
+        return left, top, right - left, bottom - top
 
     def mask_at(self, scale: np.ndarray, height: int, width: int, *, flip: bool) -> np.ndarray:
         """The mask [height, width] bool in the resized image.
@@ -50,10 +73,8 @@ class Annotation:
         from pycocotools import mask as coco
 
         if isinstance(self.mask, dict):
-            code = self.mask
-            if isinstance(code["counts"], list):
-                code = coco.frPyObjects(code, *code["size"])
-            mask = np.asarray(Image.fromarray(decoded(code)).resize((width, height), Image.Resampling.NEAREST))
+            whole = Image.fromarray(decoded(packed(self.mask)))
+            mask = np.asarray(whole.resize((width, height), Image.Resampling.NEAREST))
             return mask[:, ::-1] if flip else mask
         polygons = [points.reshape(-1, 2) * scale for points in self.polygons]
         if flip:
@@ -89,10 +110,31 @@ class CocoSet:
     classes: tuple[str, ...]  # category names, in the same order
     fingerprint: str  # SHA-256 of the annotation file and of the selection of images
     supercategories: tuple[str, ...] = ()  # of every class; the class's own name where the file has none
+    masks: bool = True  # whether masks are learned and judged, not boxes alone
+    faults: tuple[Fault, ...] = ()  # of the annotation file
+    repaired: Mapping[str, Any] = field(default_factory=dict)  # what `--repair` changed in it, if it wrote the file
 
     def __len__(self) -> int:
         """Number of images."""
         return len(self.images)
+
+    @property
+    def ledger(self) -> Ledger:
+        """The objects that `--repair` dropped or training leaves out, and those that are doubted."""
+        before, kept = self.repaired.get("objects", (0, 0))
+        dropped = LedgerEntry("objects that --repair dropped", before - kept)
+        entries = [
+            LedgerEntry(
+                fault.kind.words,
+                fault.count,
+                fault.names,
+                str(fault.kind.effect),
+                left_out=fault.kind.effect is Effect.UNTRAINED,
+            )
+            for fault in self.faults
+            if fault.kind.effect is not Effect.READ
+        ]
+        return Ledger((*([dropped] if dropped.count else []), *entries))
 
     def file(self, index: int) -> Path:
         """Path of one image."""
@@ -135,10 +177,26 @@ class CocoSet:
     def _unreadable(self, index: int, error: Exception) -> UserError:
         return UserError(f"{self.file(index)} cannot be read ({error}): fix it, or remove it from {self.source}")
 
+    def objects(self, index: int) -> list[Annotation]:
+        """One image's objects to train on: no crowd, and each with a mask, or with a box where boxes alone are judged.
+
+        Boxes without an area are left out where there are no masks; with masks, they are when the image is resized.
+        """
+        known = self.images[index].annotations
+        if self.masks:
+            return [annotation for annotation in known if annotation.trainable]
+        return [annotation for annotation in known if not annotation.crowd and min(annotation.box[2:]) > 0]
+
+    @property
+    def unused_classes(self) -> list[str]:
+        """The classes without an object."""
+        used = {annotation.label for image in self.images for annotation in image.annotations}
+        return [name for label, name in enumerate(self.classes) if label not in used]
+
     @cached_property
     def trainable(self) -> "CocoSet":
-        """The images with a trainable object; like Detectron2, drops images without objects or with crowds only."""
-        return self.subset([i for i, image in enumerate(self.images) if any(a.trainable for a in image.annotations)])
+        """The images with an object to train on; like Detectron2, drops images without objects or with crowds only."""
+        return self.subset([index for index in range(len(self)) if self.objects(index)])
 
     def subset(self, indices: Sequence[int]) -> "CocoSet":
         """The images at these indices."""
@@ -153,9 +211,9 @@ class CocoSet:
 
         def smallest(index: int) -> float:
             image = self.images[index]
-            return min(a.area for a in image.annotations if a.trainable) / (image.width * image.height)
+            return min(annotation.area for annotation in self.objects(index)) / (image.width * image.height)
 
-        trainable = [i for i, image in enumerate(self.images) if any(a.trainable for a in image.annotations)]
+        trainable = [index for index in range(len(self)) if self.objects(index)]
         return self.subset(sorted(sorted(trainable, key=smallest, reverse=True)[:count]))
 
     def ground_truth(self) -> dict[str, Any]:
@@ -181,10 +239,6 @@ class CocoSet:
         }
 
 
-def decoded(code: dict[str, Any]) -> np.ndarray:
-    """The mask [height, width] bool of a compressed run-length code."""
-    from pycocotools import mask as coco
-
-    # pycocotools 2.0.11 warns with NumPy 2, which changed when arrays are copied.
-    with warnings.catch_warnings(action="ignore", category=DeprecationWarning):
-        return np.asarray(coco.decode(code) > 0)
+def decodable(points: np.ndarray) -> bool:
+    """Whether a list of numbers is a polygon: three points or more."""
+    return points.size >= 6 and points.size % 2 == 0

@@ -1,27 +1,33 @@
 """Read and check sets in COCO's format before training; importing this file does not import torch."""
 
-import contextlib
 import hashlib
-import math
-from collections import Counter, defaultdict
-from collections.abc import Callable
+from collections import defaultdict
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, TypeVar
-
-import numpy as np
+from typing import Any
 
 from excb.errors import UserError, require
 from excb.files import json_text
 
-from .annotations import Annotation, CocoImage, CocoSet
-from .run_lengths import run_lengths
+from .annotations import REPAIRED, Annotation, CocoSet
+from .faults import GROUPS, NAMED, Effect, Fault
+from .listing import Listing
+from .objects import Objects
 
-MOST_PIXELS = 2**31  # of an image; larger ones cannot be opened
 CHECKED = 200  # images whose size is compared with the annotated one, unless `check_all`
-LAYOUTS = (("annotations/instances_{}2017.json", "{}2017"), ("annotations/instances_{}.json", "{}"))
-T = TypeVar("T")
+# Annotations and images below a folder: COCO's own, CVAT's, Roboflow's and FiftyOne's; {} is the name of a split.
+LAYOUTS = (
+    ("annotations/instances_{}2017.json", "{}2017"),
+    ("annotations/instances_{}.json", "{}"),
+    ("annotations/instances_{}.json", "images/{}"),
+    ("{}/_annotations.coco.json", "{}"),
+    ("{}/labels.json", "{}/data"),
+)
+SPLITS = {"train": ("train",), "val": ("val", "valid", "validation")}
+REPAIR = "`excb-eval detection --repair DIR` writes clean copies"
+Note = Callable[[str], None]
 
 
 def open_coco(
@@ -32,6 +38,8 @@ def open_coco(
     val_json: Path | str | None = None,
     val_images: Path | str | None = None,
     check_all: bool = False,
+    masks: bool | None = None,
+    note: Note = lambda _line: None,
 ) -> tuple[CocoSet, CocoSet]:
     """Read and check a training and a validation set.
 
@@ -42,23 +50,34 @@ def open_coco(
         val_json: annotations of the validation images.
         val_images: folder of the validation images.
         check_all: check the size of every image, not of a sample.
+        masks: whether masks are learned and judged; by default, where both sets have some.
+        note: called with every kind of fault that is not refused.
 
     Raises:
-        UserError: something is missing, broken or inconsistent.
+        UserError: something is missing, broken or inconsistent; all faults are named at once.
     """
-    require(find_spec("pycocotools") is not None, "pycocotools is not installed: run `pip install pycocotools`")
-    train = _read(*_find(data, "train", train_json, train_images))
-    val = _read(*_find(data, "val", val_json, val_images))
+    _require_tools()
+    places = (find_split(data, "train", train_json, train_images), find_split(data, "val", val_json, val_images))
+    sets = [_read(*place, sizes=None if check_all else CHECKED) for place in places]
+    if masks is None:
+        masks = all(map(has_masks, sets))
+    sets = [replace(images, masks=masks, faults=_relevant(images.faults, masks=masks)) for images in sets]
+    groups = group_names(*sets)
+    train, val = (with_groups(images, groups) for images in sets)
+    sides = [(train, False), (val, masks)]
+    for images, needs_masks in sides:
+        for fault in images.faults:
+            if not _is_refused(fault, needs_masks=needs_masks):
+                note(f"{images.source} has {fault}: {fault.kind.effect}")
+    _refuse(sides)
+    if any(images.faults for images, _ in sides):
+        note(REPAIR)
     _compare_categories(train, val)
     if not len(train.trainable):
-        raise UserError(f"{train.source} has no object to train on: no image has an object with a mask")
+        with_what = "with a mask" if masks else "with a box that has an area"
+        raise UserError(f"{train.source} has no object to train on: no image has an object {with_what}")
     if all(annotation.crowd for image in val.images for annotation in image.annotations):
         raise UserError(f"{val.source} has no object to detect: average precision is not defined")
-    _check_masks(val)
-    for images in (train, val):
-        _check_files(images)
-        for index in range(0, len(images), 1 if check_all else max(1, len(images) // CHECKED)):
-            images.check_size(index)
     return train, val
 
 
@@ -68,19 +87,31 @@ def read_coco(file: Path, folder: Path) -> CocoSet:
     Raises:
         UserError: something is missing, broken or inconsistent.
     """
-    require(find_spec("pycocotools") is not None, "pycocotools is not installed: run `pip install pycocotools`")
-    images = _read(file, folder)
-    _check_files(images)
+    _require_tools()
+    images = _read(file, folder, sizes=0)
+    _refuse([(images, False)])
     return images
 
 
-def _find(data: Path | str | None, split: str, file: Path | str | None, folder: Path | str | None) -> tuple[Path, Path]:
-    """The annotation file and the image folder of a split; both exist."""
+def _require_tools() -> None:
+    require(find_spec("pycocotools") is not None, "pycocotools is not installed: run `pip install pycocotools`")
+
+
+def find_split(
+    data: Path | str | None, split: str, file: Path | str | None, folder: Path | str | None
+) -> tuple[Path, Path]:
+    """The annotation file and the image folder of a split, train or val; both exist.
+
+    Raises:
+        UserError: one does not.
+    """
     if data is None and (file is None or folder is None):
         raise UserError(f"name a folder with --data, or both --{split}-json and --{split}-images")
-    tree = LAYOUTS if data is not None else ()
-    layouts = [(Path(data or "", a.format(split)), Path(data or "", b.format(split))) for a, b in tree]
-    default = next((layout for layout in layouts if layout[0].is_file()), layouts[0] if layouts else (Path(), Path()))
+    tree = [(a.format(name), b.format(name)) for a, b in LAYOUTS for name in SPLITS[split]] if data is not None else []
+    layouts = [(Path(data or "", a), Path(data or "", b)) for a, b in tree]
+    known = [layout for layout in layouts if layout[0].is_file()]
+    known.sort(key=lambda layout: not layout[1].is_dir())  # stable: the first that has its images, too
+    default = next(iter(known or layouts), (Path(), Path()))
     annotations, images = Path(file or default[0]), Path(folder or default[1])
     if data is not None and not Path(data).is_dir():
         raise UserError(f"no folder {data}: name the one that holds annotations/ and the images")
@@ -94,8 +125,12 @@ def _find(data: Path | str | None, split: str, file: Path | str | None, folder: 
     return annotations, images
 
 
-def _read(file: Path, folder: Path) -> CocoSet:
-    """An annotation file as a set; images are not opened."""
+def parse_file(file: Path) -> tuple[bytes, dict[str, Any]]:
+    """An annotation file's bytes and contents, which has the three lists.
+
+    Raises:
+        UserError: it cannot be read, or has not.
+    """
     try:
         text = file.read_bytes()
         contents = json_text.parse(text, bounded=False)
@@ -104,87 +139,82 @@ def _read(file: Path, folder: Path) -> CocoSet:
     for kind in ("images", "annotations", "categories"):
         if not isinstance(contents, dict) or not isinstance(contents.get(kind), list):
             raise UserError(f"{file} has no list of '{kind}': name a file of COCO's instance annotations")
-    categories = dict(sorted(_entries(file, contents, "categories", lambda c: (_whole(c["id"]), str(c["name"])))))
-    parents = {entry["id"]: str(entry.get("supercategory") or entry["name"]) for entry in contents["categories"]}
-    images = {image.id: image for image in sorted(_entries(file, contents, "images", _image), key=lambda i: i.id)}
-    for kind, count in (("categories", len(categories)), ("images", len(images))):
-        if count < len(contents[kind]):
-            number, times = Counter(entry["id"] for entry in contents[kind]).most_common(1)[0]
-            raise UserError(f"{file} has {times} {kind} with id {number}: ids must be unique")
-    if doubles := [name for name, times in Counter(categories.values()).items() if times > 1]:
-        raise UserError(f"{file} has two categories named '{doubles[0]}': names must be unique")
-    labels = {number: label for label, number in enumerate(categories)}
+    return text, contents
+
+
+def _read(file: Path, folder: Path, *, sizes: int | None) -> CocoSet:
+    """An annotation file as a set, with its faults."""
+    text, contents = parse_file(file)
+    listing = Listing(file, contents, folder, sizes=sizes)
+    return as_set(listing, Objects(listing).read(), folder, hashlib.sha256(text).hexdigest())
+
+
+def as_set(listing: Listing, read: Sequence[tuple[int, Annotation, int]], folder: Path, fingerprint: str) -> CocoSet:
+    """A set of the images of a listing with their objects, as `Objects` reads them."""
     objects: dict[int, list[Annotation]] = defaultdict(list)
-    for number, annotation in _entries(file, contents, "annotations", lambda entry: _annotation(entry, labels, images)):
+    for number, annotation, _ in read:
         objects[number].append(annotation)
+    categories = listing.categories
     return CocoSet(
-        file,
+        listing.source,
         folder,
-        tuple(replace(image, annotations=tuple(objects[image.id])) for image in images.values()),
+        tuple(replace(image, annotations=tuple(objects[image.id])) for image in listing.images.values()),
         tuple(categories),
-        tuple(categories.values()),
-        hashlib.sha256(text).hexdigest(),
-        tuple(map(parents.__getitem__, categories)),
+        tuple(entry["name"] for entry in categories.values()),
+        fingerprint,
+        tuple(str(entry.get("supercategory") or entry["name"]) for entry in categories.values()),
+        faults=tuple(listing.faults),
+        repaired=repaired_of(listing.contents),
     )
 
 
-def _entries(file: Path, contents: dict[str, Any], kind: str, parse: Callable[[dict[str, Any]], T]) -> list[T]:
-    entries = []
-    for number, entry in enumerate(contents[kind]):
-        try:
-            entries.append(parse(entry))
-        except KeyError as error:
-            raise UserError(f"{file}: {kind}[{number}] has no {error}") from None
-        except (ArithmeticError, TypeError, ValueError) as error:
-            raise UserError(f"{file}: {kind}[{number}] is malformed: {error}") from None
-    return entries
+def has_masks(images: CocoSet) -> bool:
+    """Whether any object, crowds apart, has a mask."""
+    return any(annotation.trainable for image in images.images for annotation in image.annotations)
 
 
-def _image(entry: dict[str, Any]) -> CocoImage:
-    width, height = _whole(entry["width"]), _whole(entry["height"])
-    if width < 1 or height < 1 or width * height > MOST_PIXELS:
-        raise ValueError(f"{width} x {height} pixels")
-    return CocoImage(_whole(entry["id"]), str(entry["file_name"]), width, height)
+def group_names(*sets: CocoSet) -> set[str]:
+    """The categories that no set has objects of, and that others have as their group."""
+    used, parents = set[str](), set[str]()
+    for images in sets:
+        used |= {images.classes[annotation.label] for image in images.images for annotation in image.annotations}
+        pairs = zip(images.classes, images.supercategories, strict=True)
+        parents |= {parent for name, parent in pairs if parent != name}
+    return {name for images in sets for name in images.classes if name in parents - used}
 
 
-def _annotation(entry: dict[str, Any], labels: dict[int, int], images: dict[int, CocoImage]) -> tuple[int, Annotation]:
-    image, category = _whole(entry["image_id"]), _whole(entry["category_id"])
-    if image not in images:
-        raise ValueError(f"no image has the id {image}")
-    if category not in labels:
-        raise ValueError(f"no category has the id {category}")
-    # Copy every number: a reference into the parsed file would keep its memory alive.
-    left, top, width, height = np.array(entry["bbox"], dtype=np.float64).tolist()
-    area = float(entry.get("area", width * height)) + 0.0
-    if not all(map(math.isfinite, (left, top, width, height, area))):
-        raise ValueError(f"its box is {entry['bbox']} and its area {area}")
-    mask = _mask(entry.get("segmentation"), images[image])
-    return image, Annotation(labels[category], (left, top, width, height), area, bool(entry.get("iscrowd", 0)), mask)
+def with_groups(images: CocoSet, groups: set[str]) -> CocoSet:
+    """The set with one more fault, if it has categories that only group others."""
+    own = [name for name in images.classes if name in groups]
+    fault = Fault(GROUPS, len(own), tuple(own[:NAMED]))
+    return replace(images, faults=(*images.faults, fault)) if own else images
 
 
-def _mask(segmentation: Any, image: CocoImage) -> tuple[np.ndarray, ...] | dict[str, Any] | None:
-    if not isinstance(segmentation, dict):
-        polygons = tuple(np.array(points, dtype=np.float64) for points in segmentation or ())
-        if any(points.ndim != 1 for points in polygons):
-            raise ValueError("its polygons are not lists of numbers")
-        # pycocotools walks along every edge pixel by pixel and counts in 32 bits, so that far points crash it.
-        far = 2 * max(image.width, image.height)
-        if not all((np.abs(points) <= far).all() for points in polygons):  # also refuses NaN
-            raise ValueError(f"a polygon leaves image {image.id} of {image.width} x {image.height} pixels")
-        return polygons or None
-    size, counts = [image.height, image.width], segmentation["counts"]
-    if list(segmentation["size"]) != size:
-        raise ValueError(f"its mask has size {segmentation['size']}, image {image.id} has {size}")
-    runs = run_lengths(counts) if isinstance(counts, str) else np.array([_whole(count) for count in counts], np.int64)
-    if (runs < 0).any() or sum(runs.tolist()) != math.prod(size):
-        raise ValueError("its run-length code does not cover its image exactly")
-    return {"size": size, "counts": counts}
+def repaired_of(contents: dict[str, Any]) -> dict[str, Any]:
+    """The record that `--repair` left in a file: its source, and what it changed."""
+    info = contents.get("info")
+    record = info.get(REPAIRED) if isinstance(info, dict) else None
+    return record if isinstance(record, dict) else {}
 
 
-def _whole(value: Any) -> int:
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise TypeError(f"{value!r} is not an integer")
-    return value
+def _relevant(faults: tuple[Fault, ...], *, masks: bool) -> tuple[Fault, ...]:
+    return tuple(fault for fault in faults if masks or not fault.kind.needs_masks)
+
+
+def _refuse(sets: Sequence[tuple[CocoSet, bool]]) -> None:
+    """Raise UserError with all faults that are refused; with each set whether all of its objects must have masks."""
+    lines, unmasked = [], False
+    for images, needs_masks in sets:
+        if refused := [fault for fault in images.faults if _is_refused(fault, needs_masks=needs_masks)]:
+            lines.append(f"{images.source} with images in {images.folder} has {'; '.join(map(str, refused))}")
+        unmasked |= any(fault.kind.needs_masks for fault in refused)
+    if lines:
+        boxes = ", and --set masks=false judges boxes alone" if unmasked else ""
+        raise UserError(f"{'. '.join(lines)}: {REPAIR}{boxes}")
+
+
+def _is_refused(fault: Fault, *, needs_masks: bool) -> bool:
+    return fault.kind.effect is Effect.REFUSED or (needs_masks and fault.kind.needs_masks)
 
 
 def _compare_categories(train: CocoSet, val: CocoSet) -> None:
@@ -196,27 +226,3 @@ def _compare_categories(train: CocoSet, val: CocoSet) -> None:
             if here - there
         ]
         raise UserError(f"categories differ ({'; '.join(sides)}): both files must have the same names and ids")
-
-
-def _check_files(images: CocoSet) -> None:
-    """Refuse a set with missing images. Folders are listed, because asking for each file can take minutes."""
-    existing: set[str] = set()
-    for folder in {image.file.rpartition("/")[0] for image in images.images}:
-        path = images.folder / folder
-        with contextlib.suppress(OSError):  # no such folder, or an impossible name: its images count as missing
-            if path.is_dir():
-                existing.update(f"{folder}/{file.name}" if folder else file.name for file in path.iterdir())
-    if missing := [image.file for image in images.images if image.file not in existing]:
-        names = ", ".join(missing[:3]) + (", ..." if len(missing) > 3 else "")
-        raise UserError(
-            f"{len(missing)} of {len(images)} images of {images.source} are not in {images.folder}: {names}"
-        )
-
-
-def _check_masks(images: CocoSet) -> None:
-    """Refuse a validation set with an object without a mask: COCO's evaluation would crash on it."""
-    for image in images.images:
-        for mask in (annotation.mask for annotation in image.annotations):
-            # COCO's evaluation reads a first polygon of four numbers as a box.
-            if not (isinstance(mask, dict) or (mask is not None and len(mask[0]) > 4 and all(map(len, mask)))):
-                raise UserError(f"{images.source}: an object of image {image.id} has no mask: add or remove it")

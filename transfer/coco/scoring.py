@@ -16,6 +16,7 @@ from excb.errors import UserError
 from excb.files.atomic import write_text
 
 from .annotations import CocoSet
+from .codes import encoded
 
 # The field's figures: IoU from 0.5 to 0.95, at 0.5, at 0.75; objects of all sizes, 100 detections per image.
 THRESHOLDS = {"AP": slice(None), "AP50": slice(0, 1), "AP75": slice(5, 6)}
@@ -26,12 +27,12 @@ KINDS = ("bbox", "segm")
 class CocoScores:
     """Average precisions in percent."""
 
-    figures: dict[str, float]  # bbox_AP, bbox_AP50, bbox_AP75, segm_AP, segm_AP50, segm_AP75
+    figures: dict[str, float]  # bbox_AP, bbox_AP50, bbox_AP75, and segm_AP, segm_AP50, segm_AP75 where there are masks
     per_class: dict[str, dict[str, float | None]]  # bbox_AP and segm_AP by class name; None for classes without objects
 
 
 def as_results(
-    images: CocoSet, image_id: int, *, boxes: Tensor, labels: Tensor, scores: Tensor, masks: Tensor
+    images: CocoSet, image_id: int, *, boxes: Tensor, labels: Tensor, scores: Tensor, masks: Tensor | None
 ) -> list[dict[str, Any]]:
     """One image's detections as COCO's result dicts, with the set's own category ids.
 
@@ -41,23 +42,22 @@ def as_results(
         boxes: [N, 4] left, top, right, bottom in pixels of the original image.
         labels: [N], from 0.
         scores: [N].
-        masks: [N, height, width] bool, of the original image's size.
+        masks: [N, height, width] bool, of the original image's size; None for boxes alone.
     """
-    from pycocotools import mask as coco
-
-    codes = coco.encode(np.asfortranarray(masks.cpu().numpy().astype(np.uint8).transpose(1, 2, 0)))
-    return [
+    results: list[dict[str, Any]] = [
         {
             "image_id": image_id,
             "category_id": images.category_ids[label],
             "bbox": [left, top, right - left, bottom - top],
             "score": score,
-            "segmentation": {"size": [int(side) for side in code["size"]], "counts": code["counts"].decode()},
         }
-        for (left, top, right, bottom), label, score, code in zip(
-            boxes.tolist(), labels.tolist(), scores.tolist(), codes, strict=True
+        for (left, top, right, bottom), label, score in zip(
+            boxes.tolist(), labels.tolist(), scores.tolist(), strict=True
         )
     ]
+    for result, mask in zip(results, masks.cpu().numpy(), strict=True) if masks is not None else ():
+        result["segmentation"] = encoded(mask)
+    return results
 
 
 def write_predictions(predictions: Sequence[dict[str, Any]], file: Path) -> dict[str, str]:
@@ -82,7 +82,7 @@ def score(images: CocoSet, predictions: Sequence[dict[str, Any]]) -> CocoScores:
     """
     figures: dict[str, float] = {}
     per_class: dict[str, dict[str, float | None]] = {}
-    for kind in KINDS:
+    for kind in KINDS if images.masks else KINDS[:1]:
         precision = _precision(images, predictions, kind)
         for name, thresholds in THRESHOLDS.items():
             value = _mean(precision[thresholds])

@@ -12,7 +12,8 @@ from PIL import Image, ImageDraw, ImageFont
 
 from excb.files.atomic import write_bytes
 
-from ..coco.annotations import CocoSet, decoded
+from ..coco.annotations import CocoSet
+from ..coco.codes import decoded
 
 SHEET = "sheet.png"
 LEAST, MOST = 0.5, 20  # smallest score and largest number of drawn detections
@@ -28,7 +29,8 @@ def write_pictures(
 
     Args:
         images: the set.
-        predictions: COCO's result dicts with box, mask and score, in pixels of the original images.
+        predictions: COCO's result dicts with box, score and, where masks are judged, mask, in pixels of the original
+            images.
         folder: for ID.png, named by the image's id, and sheet.png.
         number: of images.
 
@@ -57,7 +59,7 @@ def draw_detections(image: Image.Image, results: Sequence[dict[str, Any]], image
     names = dict(zip(images.category_ids, images.classes, strict=True))
     colours = {number: colour(label) for label, number in enumerate(images.category_ids)}
     pixels = np.array(image, dtype=np.float32)
-    for entry in shown:
+    for entry in shown if images.masks else ():
         inside = decoded(entry["segmentation"])
         pixels[inside] = (pixels[inside] + colours[entry["category_id"]]) / 2
     picture = Image.fromarray(pixels.astype(np.uint8))

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from excb.errors import require
-from excb.options import REQUIRED, option
+from excb.options import option
 
 from ..options import CheckpointOptions
 from ..protocol import ProtocolOptions
@@ -21,7 +21,7 @@ class DetectorInputs(CheckpointOptions):
     """A ResNet, and where its detector trains."""
 
     ckpt: Any = option(
-        REQUIRED,
+        None,  # `--repair` needs none
         "a ResNet-50, -101 or -152, as for the other protocols",
         metavar="PATH",
         group="checkpoint",
@@ -42,6 +42,12 @@ class DetectionOptions(ProtocolOptions):
     train_images: Path | None = option(None, "the train images", metavar="DIR", group=_IMAGES)
     val_json: Path | None = option(None, "annotations of the val images", metavar="FILE", group=_IMAGES)
     val_images: Path | None = option(None, "the val images", metavar="DIR", group=_IMAGES)
+    repair: Path | None = option(
+        None,
+        "write clean copies of the annotation files there, say what they change, and evaluate nothing",
+        metavar="DIR",
+        group=_IMAGES,
+    )
     check_all: bool = option(False, "check every image before training, not only a sample", group=_IMAGES)
     schedule: str = option("1x", "1x (default), 2x, smoke (minutes) or overfit (a few images)", metavar="NAME")
     recipe: str = option("ssl", "ssl (default, as in papers on SSL) or stock (Detectron2's)", metavar="NAME")
@@ -64,9 +70,11 @@ class DetectionOptions(ProtocolOptions):
     def __post_init__(self) -> None:
         object.__setattr__(self, "overrides", dict(self.overrides))  # a dataclass takes no dictionary as a default
 
-    def check(self, _shared: Any) -> None:
+    def check(self, shared: Any) -> None:
         """Raise UserError where there is no such schedule, recipe or option, or images are named twice."""
         self.settings()
+        needs = shared is not None and shared.ckpt is None and self.repair is None
+        require(not needs, "name a checkpoint with --ckpt PATH")
         named = (self.train_json, self.train_images, self.val_json, self.val_images)
         require(
             self.data is None or None in named,

@@ -2,7 +2,7 @@
 
 import json
 import time
-from dataclasses import asdict, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -23,8 +23,10 @@ from .engines import open_engine
 from .options import DetectionOptions
 from .preflight import preflight
 from .setup.job import Job
+from .setup.settings import stored
 from .task import DetectionTask
 
+BOXES_ALONE = "boxes alone are judged, by a Faster R-CNN: the annotations have no masks, or masks=false was set"
 IDENTITY, PREDICTIONS, RESULT = "run.json", "predictions.json", "result.json"  # in a run folder
 
 
@@ -32,7 +34,8 @@ def measure(task: DetectionTask, options: DetectionOptions, reporter: Reporter) 
     """Train, or resume the run in the job's folder, then evaluate. All ranks call this.
 
     Returns:
-        The result, which the folder's result.json holds too: six APs of boxes and masks in percent.
+        The result, which the folder's result.json holds too: six APs of boxes and masks in percent, or three of boxes
+        where the annotations have no masks.
 
     Raises:
         UserError: the engine is not installed, the folder holds another run, the preflight fails, or the run cannot
@@ -60,7 +63,8 @@ def measure(task: DetectionTask, options: DetectionOptions, reporter: Reporter) 
 
 
 def _show(job: Job, result: Result, reporter: Reporter) -> None:
-    title = f"Mask R-CNN ({job.settings.architecture}) on {len(job.val):,} images of {job.val.source.name}"
+    detector = "Mask R-CNN" if job.settings.masks else "Faster R-CNN, boxes alone"
+    title = f"{detector} ({job.settings.architecture}) on {len(job.val):,} images of {job.val.source.name}"
     rows = [[name, f"{value:.2f}"] for name, value in result.figures.items()]
     reporter.table(title, ["figure", "AP"], rows)
 
@@ -71,7 +75,7 @@ def _identity(options: DetectionOptions, job: Job) -> dict[str, Any]:
         "engine": options.engine,
         "schedule": options.schedule,
         "recipe": options.recipe,
-        "settings": json.loads(json.dumps(asdict(job.settings))),
+        "settings": json.loads(json.dumps(stored(job.settings))),
         "weights": job.weights,
         "train": job.train.fingerprint,
     }
@@ -114,6 +118,8 @@ def _report(
     notes = list(differences)
     if options.schedule in {"smoke", "overfit"}:
         notes.append(f"schedule {options.schedule}: shows that the machinery works, not how good the checkpoint is")
+    if not job.settings.masks:
+        notes.append(BOXES_ALONE)
     result = Result(
         protocol="detection",
         figures={name: round(value, 4) for name, value in scores.figures.items()},

@@ -2,13 +2,12 @@
 
 import re
 from collections.abc import Mapping
-from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from excb.console import Reporter
-from excb.errors import USER_ERROR, UserError, is_rank0
+from excb.errors import USER_ERROR, UserError, is_rank0, require
 
 from ..protocol import Family, Fields, FigureKind, InSuite, Measurement, Protocol, SuiteStep
 from ..reporting.fields import named, without
@@ -20,6 +19,7 @@ if TYPE_CHECKING:
     from excb.results.result import Result
 
     from ..published.claim import ClaimImages
+    from ..shell import Shell
     from ..task import Task
     from .task import DetectionTask
 
@@ -38,10 +38,21 @@ def _open(
     from ..coco.reading import open_coco
     from .task import DetectionTask
 
+    require(options.repair is None, "repair evaluates nothing: use the command `excb-eval detection --repair DIR`")
     names = ("train_json", "train_images", "val_json", "val_images", "check_all")
     places = {name: getattr(options, name) for name in names}
-    train, val = all_succeed(partial(open_coco, options.data, **places))
+    masks = options.settings().masks if "masks" in options.overrides else None
+    train, val = all_succeed(partial(open_coco, options.data, **places, masks=masks, note=reporter.warn))
     return all_succeed(lambda: DetectionTask.prepare(inputs, options, train, val, device=device, reporter=reporter))
+
+
+def _instead(options: DetectionOptions, shell: "Shell") -> int | None:
+    if options.repair is None:
+        return None
+    from .repairing import repair
+
+    options.check(None)
+    return repair(options, options.repair, shell)
 
 
 def _measure(task: "DetectionTask", options: DetectionOptions, reporter: Reporter) -> Measurement:
@@ -84,9 +95,9 @@ def _result_fields(settings: Fields, _kind: FigureKind) -> Fields:
 
 
 def _claim_fields(options: Fields, _kind: FigureKind) -> Fields:
-    from .setup.settings import settings_for
+    from .setup.settings import settings_for, stored
 
-    settings = asdict(settings_for(options["schedule"], options["recipe"]))
+    settings = stored(settings_for(options["schedule"], options["recipe"]))
     fields = {"engine": "detectron2", "schedule": options["schedule"], "recipe": options["recipe"]}
     return fields | without(settings, (*_IGNORED, "seed"))
 
@@ -129,12 +140,13 @@ def _fingerprints(folder: Path) -> dict[str, str]:
 
 DETECTION = Protocol(
     name="detection",
-    help="Mask R-CNN on COCO, or on any set in its format",
+    help="Mask R-CNN, or Faster R-CNN where there are no masks, on COCO or any set in its format",
     options=DetectionOptions,
     shared=DetectorInputs,
     open=_open,
     measure=_measure,
     dry_run=_dry_run,
+    instead=_instead,
     families=(
         Family("detection", "Detection and segmentation", "detection"),
         Family("voc", "Pascal VOC detection", "voc"),
@@ -152,5 +164,6 @@ DETECTION = Protocol(
     examples=(
         "detection --ckpt rn50_400ep --data COCO --gpus 8",
         "detection --ckpt runs/a --data COCO --engine torchvision --dry-run",
+        "detection --data EXPORTED --repair CLEAN",
     ),
 )

@@ -1,7 +1,7 @@
 """A detection job made of a checkpoint and annotated images, and what its result says of both."""
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +13,10 @@ from excb.distributed.workers import worker_count
 from excb.errors import require
 from excb.hub.backbone import Backbone
 from excb.hub.loading import load
+from excb.ledger import NOTHING
 
 from ..coco.annotations import CocoSet
+from ..task import require_colours
 from .options import DetectionOptions, DetectorInputs
 from .setup.job import Job
 from .setup.settings import OVERFIT_IMAGES, DetectionSettings, text_of
@@ -52,7 +54,8 @@ class DetectionTask:
             name in DEPTHS,
             f"detection takes a {', '.join(DEPTHS)}, and {inputs.ckpt} is a {name}: choose another checkpoint",
         )
-        settings = _settings(inputs, options, backbone)
+        require_colours(backbone, "detection")
+        settings = replace(_settings(inputs, options, backbone), masks=train.masks)
         require(
             settings.batch % world_size() == 0,
             f"a batch of {settings.batch} images cannot be divided among {world_size()} processes: set --batch",
@@ -72,9 +75,10 @@ class DetectionTask:
         return {"train": self.job.train, "test": self.job.val}
 
     def describe(self) -> dict[str, Any]:
-        """Checkpoint and data, for the result."""
+        """Checkpoint, data and ledger, for the result."""
         data: dict[str, Any] = {
             name: {"root": str(images.source), "images": len(images), "fingerprint": images.fingerprint}
+            | ({"repaired": dict(images.repaired)} if images.repaired else {})
             for name, images in self.sets.items()
         }
         checkpoint = {
@@ -83,7 +87,8 @@ class DetectionTask:
             "network": self.network,
             "weights_sha256": self.job.weights,
         }
-        return {"checkpoint": checkpoint, "data": data | {"classes": len(self.job.val.classes)}}
+        ledger = sum((images.ledger.of(name) for name, images in self.sets.items()), NOTHING)
+        return {"checkpoint": checkpoint, "data": data | {"classes": len(self.job.val.classes)}, "ledger": ledger}
 
     def unknown_notes(self, _what: str = "") -> list[str]:
         """No notes: both sets have the same categories."""

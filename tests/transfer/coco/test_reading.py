@@ -121,6 +121,9 @@ def test_reading_needs_no_torch(tree: Path) -> None:
 # ---------------------------------------------------------------------------------------------------------------------
 
 
+BAD_MASK = r"masks that cannot be read or are not of their image: 1 \(annotations\[0\]\)"
+
+
 def first_annotation(name: str, value: Any) -> Callable[[Path], None]:
     def spoil(tree: Path) -> None:
         annotations = contents(tree / TRAIN)["annotations"]
@@ -193,34 +196,43 @@ def unmasked_in_val(tree: Path) -> None:
         (lambda tree: (tree / TRAIN).write_bytes(b"\xff\xfe\x00"), "cannot read .*train2017.json"),
         (lambda tree: (tree / TRAIN).write_text("[1]"), "has no list of 'images'"),
         (lambda tree: change(tree / TRAIN, categories=None), "has no list of 'categories'"),
-        (lambda tree: change(tree / TRAIN, annotations=["one"]), r"annotations\[0\] is malformed"),
+        (
+            lambda tree: change(tree / TRAIN, annotations=["one"]),
+            r"entries of annotations that are no objects: 1 \(annotations\[0\]\)",
+        ),
         (renamed_category, r"categories differ \(only in .*train2017.json: square \(3\); only in .*: sheep \(3\)\)"),
         (another_category, r"categories differ \(only in .*train2017.json: ring \(91\)\): both"),
-        (repeated("categories", name="twin"), "has 2 categories with id 90"),
-        (repeated("categories", id=4), "has two categories named 'bar'"),
-        (repeated("images"), "has 2 images with id 500"),
-        (remove_images(1), "1 of 6 images of .* are not in .*train2017: 000465.png$"),
-        (remove_images(4), r"4 of 6 images of .*: 000465.png, 000472.png, 000479.png, \.\.\.$"),
-        (first_annotation("image_id", 12), r"annotations\[0\] is malformed: no image has the id 12"),
-        (first_annotation("category_id", 1), r"annotations\[0\] is malformed: no category has the id 1"),
-        (first_annotation("bbox", [1, 2, float("nan"), 4]), "its box is"),
-        (first_annotation("bbox", [1, 2, 3]), r"annotations\[0\] is malformed"),
-        (first_annotation("segmentation", {"size": [9, 9], "counts": [81]}), "mask has size .*, image 500 has"),
-        (first_annotation("segmentation", {"counts": [81]}), r"annotations\[0\] has no 'size'"),
-        (first_annotation("segmentation", {"size": [64, 96], "counts": [81]}), "code does not cover its image exactly"),
-        (first_annotation("segmentation", {"size": [64, 96], "counts": 5}), r"annotations\[0\] is malformed"),
-        (first_annotation("segmentation", [[[1, 2], [3, 4], [5, 6]]]), "its polygons are not lists of numbers"),
-        (first_annotation("segmentation", [["a", "b"]]), r"annotations\[0\] is malformed"),
-        (last_image("id", "12"), r"images\[5\] is malformed: '12' is not an integer"),
-        (last_image("width", 0), r"images\[5\] is malformed: 0 x 60 pixels"),
-        (last_image("width", 97), "000465.png has 112 x 60 pixels, but .* says 97 x 60: .* different versions"),
-        (without("images", "file_name"), r"images\[1\] has no 'file_name'"),
-        (without("annotations", "bbox"), r"annotations\[1\] has no 'bbox'"),
+        (repeated("categories", name="twin"), r"category ids that repeat: 1 \(90: twin\)"),
+        (repeated("categories", id=4), r"category names that repeat: 1 \(bar\)"),
+        (repeated("images"), r"image ids that repeat: 1 \(500\)"),
+        (remove_images(1), r"images in .*train2017 has image files that are not there: 1 \(000465.png\)"),
+        (remove_images(4), r"not there: 4 \(000486.png, 000479.png, 000472.png, \.\.\.\)"),
+        (first_annotation("image_id", 12), r"objects of images that are not listed: 1 \(annotations\[0\]\)"),
+        (first_annotation("category_id", 1), r"objects of categories that are not listed: 1 \(annotations\[0\]\)"),
+        (
+            first_annotation("bbox", [1, 2, float("nan"), 4]),
+            r"boxes that are missing or not four numbers: 1 \(annotations\[0\]\)",
+        ),
+        (first_annotation("bbox", [1, 2, 3]), r"not four numbers: 1 \(annotations\[0\]\)"),
+        (first_annotation("segmentation", {"size": [9, 9], "counts": [81]}), BAD_MASK),
+        (first_annotation("segmentation", {"counts": [81]}), BAD_MASK),
+        (first_annotation("segmentation", {"size": [64, 96], "counts": [81]}), BAD_MASK),
+        (first_annotation("segmentation", {"size": [64, 96], "counts": 5}), BAD_MASK),
+        (first_annotation("segmentation", [[[1, 2, 3], [3, 4, 5], [5, 6, 7]]]), BAD_MASK),
+        (first_annotation("segmentation", [["a", "b"]]), BAD_MASK),
+        (last_image("id", "twelve"), r"image ids that are no numbers: 1 \(twelve\)"),
+        (last_image("width", 0), r"images without a size: 1 \(000465.png\)"),
+        (last_image("width", 97), r"another size than stated: 1 \(000465.png is 112 x 60, not 97 x 60\)"),
+        (without("images", "file_name"), r"images without a file name or an id: 1 \(images\[1\]\)"),
+        (without("annotations", "bbox"), r"boxes that are missing or not four numbers: 1 \(annotations\[1\]\)"),
         (lambda tree: change(tree / TRAIN, annotations=[]), "train2017.json has no object to train on"),
         (lambda tree: change(tree / TRAIN, images=[], annotations=[]), "train2017.json has no object to train on"),
         (lambda tree: change(tree / VAL, annotations=[]), "val2017.json has no object to detect"),
-        (lambda tree: (tree / "train2017/000500.png").write_bytes(b"no image"), "000500.png cannot be read"),
-        (unmasked_in_val, "val2017.json: an object of image 500 has no mask"),
+        (
+            lambda tree: (tree / "train2017/000500.png").write_bytes(b"no image"),
+            r"image files that cannot be read: 1 \(000500.png\)",
+        ),
+        (unmasked_in_val, r"objects without a mask: 1 \(annotations\[2\]\).* --set masks=false judges boxes alone"),
     ],
 )
 def test_wrong_input_gives_one_line(tree: Path, spoil: Callable[[Path], None], line: str) -> None:
@@ -251,7 +263,7 @@ def test_sizes_of_a_sample_or_of_all(tree: Path, monkeypatch: pytest.MonkeyPatch
     annotations = [a for a in contents(tree / TRAIN)["annotations"] if a["image_id"] != 472]
     change(tree / TRAIN, annotations=annotations)
     train, _ = open_coco(tree)
-    with pytest.raises(UserError, match=r"000472.png has 64 x 96 pixels, but .* says 64 x 97"):
+    with pytest.raises(UserError, match=r"000472.png is 64 x 96, not 64 x 97"):
         open_coco(tree, check_all=True)
     with pytest.raises(UserError, match=r"000472.png has 64 x 96 pixels"):
         train.open(1)
@@ -276,5 +288,7 @@ def test_masks_that_must_not_reach_cocos_tools(tmp_path: Path, segmentation: obj
         file,
         annotations=[entry | {"segmentation": segmentation} if n == first else entry for n, entry in enumerate(known)],
     )
-    with pytest.raises(UserError, match=rf"annotations\[{first}\] is malformed"):
+    with pytest.raises(
+        UserError, match=rf"masks that cannot be read or are not of their image: 1 \(annotations\[{first}\]\)"
+    ):
         open_coco(root)

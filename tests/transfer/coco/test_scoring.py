@@ -11,7 +11,8 @@ import pytest
 import torch
 
 from excb.errors import UserError
-from excb.transfer.coco.annotations import CocoSet, decoded
+from excb.transfer.coco.annotations import CocoSet
+from excb.transfer.coco.codes import decoded
 from excb.transfer.coco.reading import open_coco
 from excb.transfer.coco.scoring import as_results, score, write_predictions
 from tests.clone import SHARED

@@ -50,7 +50,16 @@ class Perfect:
         found = []
         for image in images.images:
             for annotation in image.annotations:
-                if annotation.trainable:
+                if not images.masks and not annotation.crowd:
+                    found.append(
+                        {
+                            "image_id": image.id,
+                            "category_id": images.category_ids[annotation.label],
+                            "bbox": list(annotation.box),
+                            "score": 0.9,
+                        }
+                    )
+                elif annotation.trainable:
                     mask = annotation.mask_at(np.ones(2), image.height, image.width, flip=False)
                     code = coco.encode(np.asfortranarray(mask.astype(np.uint8)))
                     found.append(
@@ -116,6 +125,70 @@ def test_a_run_ends_with_six_figures_predictions_and_pictures(
     beside = tmp_path / "elsewhere" / "det.predictions.json"
     assert beside.read_bytes() == (folder / "predictions.json").read_bytes()
     assert stub.first == []  # a short schedule is a test itself
+
+
+@pytest.mark.parametrize("some_masks", [False, True])
+def test_boxes_alone_are_judged_where_there_are_no_masks_or_by_choice(
+    stub: Perfect, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], some_masks: bool
+) -> None:
+    for split in ("train", "val"):
+        file = data / f"annotations/instances_{split}2017.json"
+        known = contents(file)["annotations"]
+        spoiled = known[:1] if some_masks else known
+        change(file, annotations=[entry | {"segmentation": []} for entry in spoiled] + known[len(spoiled) :])
+    if some_masks:
+        assert detect(data) == 2
+        assert "objects without a mask: 1 (annotations[0])" in capsys.readouterr().err
+    assert detect(data, *(["--set", "masks=false"] if some_masks else [])) == 0
+    assert "Faster R-CNN, boxes alone" in capsys.readouterr().out
+    result = json.loads((tmp_path / "runs/detection-mine-smoke/result.json").read_text())
+    assert list(result["figures"]) == ["bbox_AP", "bbox_AP50", "bbox_AP75"]
+    assert list(result["per_class"]) == ["bbox_AP"]
+    assert result["settings"]["settings"]["masks"] is False
+    assert any(note.startswith("boxes alone are judged") for note in result["notes"])
+
+
+def test_settings_of_masks_are_those_of_earlier_runs(stub: Perfect, data: Path, tmp_path: Path) -> None:
+    assert detect(data) == 0
+    identity = json.loads((tmp_path / "runs/detection-mine-smoke/run.json").read_text())
+    assert "masks" not in identity["settings"]
+    assert "masks" not in stub.trained[0].training
+
+
+def test_faults_are_stated_and_kept_with_the_result(
+    stub: Perfect, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = data / "annotations/instances_train2017.json"
+    known = contents(file)["annotations"]
+    known[0]["segmentation"], known[1]["segmentation"] = [[1, 2, 8, 9]], [[1, 2, 8, 9]]
+    known[2]["iscrowd"] = False
+    change(file, annotations=known)
+    stated = "objects whose masks have no area, such as polygons of two points: 2 (annotations[0], annotations[1])"
+    assert detect(data, "--dry-run") == 0
+    assert f"{file} has {stated}: left out of training" in capsys.readouterr().out
+    assert detect(data) == 0
+    result = json.loads((tmp_path / "runs/detection-mine-smoke/result.json").read_text())
+    entry = {"reason": stated.partition(":")[0], "count": 2, "names": ["annotations[0]", "annotations[1]"]}
+    assert result["ledger"] == {"entries": [entry | {"advice": "left out of training", "of": "train"}]}
+    assert detect(data, "--repair", "clean") == 0
+    places = [f"--{split}-{kind}" for split in ("train", "val") for kind in ("json", "images")]
+    paths = ["clean/train.json", str(data / "train2017"), "clean/val.json", str(data / "val2017")]
+    named = [word for pair in zip(places, paths, strict=True) for word in pair]
+    assert main(["detection", "--ckpt", "mine", *named, "--run", "b", "--schedule", "smoke", "--device", "cpu"]) == 0
+    result = json.loads((tmp_path / "b/result.json").read_text())
+    assert result["ledger"] == {"entries": [{"reason": "objects that --repair dropped", "count": 2, "of": "train"}]}
+    repaired = result["data"]["train"]["repaired"]
+    assert repaired["faults"] == {"crowd flags that are not 0 or 1": 1, stated.partition(":")[0]: 2}
+    assert repaired["objects"] == [16, 14]
+
+
+def test_what_repair_does_not_take(stub: Perfect, data: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert detect(data, "--repair", "clean", "--out", "a.json") == 2
+    assert "--repair evaluates nothing" in capsys.readouterr().err
+    assert main(["detection", "--data", str(data)]) == 2
+    assert "name a checkpoint with --ckpt PATH" in capsys.readouterr().err
+    with pytest.raises(UserError, match="use the command `excb-eval detection --repair DIR`"):
+        excb.evaluate("mine", "detection", data=data, repair=Path("clean"), quiet=True)
 
 
 def test_results_are_not_for_paired_tests_of_classes(

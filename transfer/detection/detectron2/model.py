@@ -1,4 +1,4 @@
-"""Detectron2's Mask R-CNN from the settings: configuration, network with pretrained backbone, inputs."""
+"""Detectron2's Mask R-CNN or Faster R-CNN from the settings: configuration, network and its inputs."""
 
 import re
 import warnings
@@ -33,7 +33,7 @@ def configuration(settings: DetectionSettings, *, depth: int, classes: int, devi
     values: dict[str, Any] = {
         # The network
         "MODEL.DEVICE": str(device),
-        "MODEL.MASK_ON": True,
+        "MODEL.MASK_ON": settings.masks,
         "MODEL.RESNETS.DEPTH": depth,
         "MODEL.RESNETS.NORM": norm,
         "MODEL.RESNETS.STRIDE_IN_1X1": settings.stride_in_1x1,
@@ -164,7 +164,9 @@ def inputs(samples: Sequence[Sample], settings: DetectionSettings, *, training: 
         image = sample.image.flip(0) if settings.input_format == "BGR" else sample.image
         one: dict[str, Any] = {"image": image, "height": sample.size[0], "width": sample.size[1]}
         if training:
-            objects = {"gt_boxes": Boxes(sample.boxes), "gt_classes": sample.labels, "gt_masks": BitMasks(sample.masks)}
+            objects = {"gt_boxes": Boxes(sample.boxes), "gt_classes": sample.labels}
+            if settings.masks:
+                objects["gt_masks"] = BitMasks(sample.masks)
             one["instances"] = Instances((image.shape[1], image.shape[2]), **objects)
         batch.append(one)
     return batch

@@ -1,7 +1,7 @@
 """The job that every engine gets, and the interface of an engine."""
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol
@@ -15,7 +15,7 @@ from excb.distributed.signals import StopRequest
 from excb.networks.backbone import weights_hash
 
 from ...coco.annotations import CocoSet
-from .settings import DetectionSettings
+from .settings import DetectionSettings, stored
 
 # Settings that do not affect training, so that a resumed run may change them.
 RESUMABLE_CHANGES = frozenset({"test_size", "rpn_pre_test", "rpn_post_test", "save_every"})
@@ -48,7 +48,7 @@ class Job:
     @property
     def training(self) -> dict[str, Any]:
         """The values that must be equal for training to resume, by name."""
-        settings = {name: value for name, value in asdict(self.settings).items() if name not in RESUMABLE_CHANGES}
+        settings = {name: value for name, value in stored(self.settings).items() if name not in RESUMABLE_CHANGES}
         return settings | {"depth": self.depth, "weights": self.weights, "images": self.train.fingerprint}
 
 

@@ -27,7 +27,7 @@ class Sample:
     image: Tensor  # [3, H, W] uint8, RGB
     boxes: Tensor  # [N, 4] float32, left, top, right, bottom
     labels: Tensor  # [N] int64, from 0
-    masks: Tensor  # [N, H, W] bool
+    masks: Tensor  # [N, H, W] bool; [N, 0, 0] where boxes alone are learned
     image_id: int  # id in the annotation file
     size: tuple[int, int]  # original height and width
 
@@ -57,7 +57,7 @@ def training_sample(images: CocoSet, index: int, settings: DetectionSettings, ra
     height, width = resized(entry.height, entry.width, short=short, longest=settings.max_size)
     pixels = np.asarray(images.open(index).resize((width, height), Image.Resampling.BILINEAR))
     scale = np.array((width / entry.width, height / entry.height))
-    objects = [annotation for annotation in entry.annotations if annotation.trainable]
+    objects = images.objects(index)
     boxes = np.array([annotation.box for annotation in objects], dtype=np.float64).reshape(-1, 2, 2)
     boxes[:, 1] += boxes[:, 0]
     boxes *= scale
@@ -67,8 +67,8 @@ def training_sample(images: CocoSet, index: int, settings: DetectionSettings, ra
     boxes = boxes.reshape(-1, 4).clip(0, (width, height, width, height))
     kept = np.flatnonzero((boxes[:, 2:] - boxes[:, :2] > 1e-5).all(1))
     objects = [objects[place] for place in kept]
-    masks = np.zeros((len(objects), height, width), dtype=bool)
-    for mask, annotation in zip(masks, objects, strict=True):
+    masks = np.zeros((len(objects), *((height, width) if images.masks else (0, 0))), dtype=bool)
+    for mask, annotation in zip(masks, objects, strict=True) if images.masks else ():
         mask[:] = annotation.mask_at(scale, height, width, flip=flip)
     return Sample(
         _tensor(pixels),

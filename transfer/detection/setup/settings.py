@@ -5,7 +5,7 @@ The recipe that papers cite as "following MoCo" (repository facebookresearch/moc
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, Literal
 
 from excb.errors import UserError, nearest_name, require
@@ -22,6 +22,7 @@ class DetectionSettings:
     architecture: Literal["c4", "fpn"] = option(
         "c4", "c4: RPN and RoIs on conv4, conv5 in the head; fpn: feature pyramid", source="MoCo, ExCB: C4"
     )
+    masks: bool = option(True, "masks, too; false: Faster R-CNN, boxes alone", source="the annotations")
     norm: Literal["SyncBN", "naiveSyncBN", "BN", "FrozenBN"] = option(
         "SyncBN",
         "of backbone and extra norm; naiveSyncBN is Detectron2's, BN is not synchronised",
@@ -89,6 +90,11 @@ class DetectionSettings:
             require(getattr(self, name) >= 0, f"{name} must be 0 or more")
         require(0 <= self.momentum < 1, "momentum must lie in [0, 1)")
         require(min(self.rpn_pre_test, self.rpn_post_test) >= 1, "rpn_pre_test and rpn_post_test must be at least 1")
+
+
+def stored(settings: DetectionSettings) -> dict[str, Any]:
+    """Settings as runs and results keep them. `masks` is left out where it is on: earlier ones had no other."""
+    return {name: value for name, value in asdict(settings).items() if name != "masks" or not value}
 
 
 RECIPES: Mapping[str, Mapping[str, Any]] = {

@@ -1,4 +1,4 @@
-"""C4's heads: conv5 runs on each region once, shared by boxes and masks."""
+"""C4's heads: conv5 runs on each region once, shared by boxes and, where there are any, masks."""
 
 import itertools
 from collections.abc import Mapping
@@ -24,10 +24,11 @@ class SharedHeads(RoIHeads):
             return [], self._losses(features, proposals, targets)
         scores, shifts = self._boxes(self._regions(features, proposals))
         detections = self.postprocess_detections(scores, shifts, proposals, image_shapes)
-        boxes, _, labels = detections
-        masks = maskrcnn_inference(self.mask_predictor(self._regions(features, boxes)), labels)
-        names = ("boxes", "scores", "labels", "masks")
-        return [dict(zip(names, image, strict=True)) for image in zip(*detections, masks, strict=True)], {}
+        parts, (boxes, _, labels) = list(detections), detections
+        if self.mask_predictor is not None:
+            parts.append(maskrcnn_inference(self.mask_predictor(self._regions(features, boxes)), labels))
+        names = ("boxes", "scores", "labels", "masks")[: len(parts)]
+        return [dict(zip(names, image, strict=True)) for image in zip(*parts, strict=True)], {}
 
     def _losses(
         self, features: Mapping[str, Tensor], proposals: list[Tensor], targets: list[dict[str, Tensor]]
@@ -35,18 +36,21 @@ class SharedHeads(RoIHeads):
         proposals, matched, labels, shifts = self.select_training_samples(proposals, targets)
         regions = self._regions(features, proposals)
         classes, boxes = fastrcnn_loss(*self._boxes(regions), labels, shifts)
+        losses = {"loss_classifier": classes, "loss_box_reg": boxes}
+        if self.mask_predictor is None:
+            return losses
         # As numbers, which a GPU is asked for once an image; it would be asked for each use of a mask.
         foreground = [each.nonzero().flatten() for each in labels]
         starts = itertools.accumulate((len(each) for each in labels), initial=0)
         rows = torch.cat([start + each for start, each in zip(starts, foreground, strict=False)])
-        masks = maskrcnn_loss(
+        losses["loss_mask"] = maskrcnn_loss(
             self.mask_predictor(regions[rows]),
             [each[kept] for each, kept in zip(proposals, foreground, strict=True)],
             [target["masks"] for target in targets],
             [target["labels"] for target in targets],
             [each[kept] for each, kept in zip(matched, foreground, strict=True)],
         )
-        return {"loss_classifier": classes, "loss_box_reg": boxes, "loss_mask": masks}
+        return losses
 
     def _regions(self, features: Mapping[str, Tensor], boxes: list[Tensor]) -> Tensor:
         """conv5 features of boxes, [R, 2048, 7, 7]."""

@@ -1,4 +1,4 @@
-"""Mask R-CNN on a ResNet from torchvision's parts, as close to Detectron2's C4 and FPN as they allow."""
+"""Mask R-CNN or Faster R-CNN on a ResNet, from torchvision's parts, as close to Detectron2's as they allow."""
 
 import math
 from collections import OrderedDict
@@ -57,8 +57,8 @@ class Detector(nn.Module):
             targets: in training, `boxes` [N, 4], `labels` [N] from 1 (0 is background) and `masks` [N, H, W] of each.
 
         Returns:
-            Scalars by name; or for each image `boxes` [D, 4] in its pixels, `labels` [D] from 1, `scores` [D] and
-            `masks` [D, 1, M, M], probabilities over the box.
+            Scalars by name; or for each image `boxes` [D, 4] in its pixels, `labels` [D] from 1, `scores` [D] and,
+            with masks, `masks` [D, 1, M, M], probabilities over the box.
         """
         batch = self.batch(images)
         levels = self.body(batch.tensors)
@@ -164,7 +164,7 @@ def _c4(network: ResNet, settings: DetectionSettings, norm: Callable[[int], nn.M
         RoIAlign(14, spatial_scale=1 / C4_STRIDE, sampling_ratio=0, aligned=True),
         head,
         FastRCNNPredictor(width, classes + 1),
-        mask_predictor=MaskRCNNPredictor(width, 256, classes + 1),
+        mask_predictor=MaskRCNNPredictor(width, 256, classes + 1) if settings.masks else None,
         **_head_options(settings),
     )
     rpn = _rpn(settings, middle, [SIZES], pre=12_000, post=2000, pre_test=settings.rpn_pre_test)
@@ -182,14 +182,20 @@ def _fpn(network: ResNet, settings: DetectionSettings, norm: Callable[[int], nn.
         align(7),
         TwoMLPHead(256 * 7 * 7, 1024),
         FastRCNNPredictor(1024, classes + 1),
-        mask_roi_pool=align(14),
-        mask_head=MaskRCNNHeads(256, (256,) * 4, 1),
-        mask_predictor=MaskRCNNPredictor(256, 256, classes + 1),
+        **(_pyramid_masks(align(14), classes) if settings.masks else {}),
         **_head_options(settings),
     )
     sizes = [(size,) for size in SIZES]
     rpn = _rpn(settings, 256, sizes, pre=2000, post=1000, pre_test=min(1000, settings.rpn_pre_test))
     return _initialised(Detector(body, rpn, heads, settings, 64))
+
+
+def _pyramid_masks(pool: nn.Module, classes: int) -> dict[str, nn.Module]:
+    return {
+        "mask_roi_pool": pool,
+        "mask_head": MaskRCNNHeads(256, (256,) * 4, 1),
+        "mask_predictor": MaskRCNNPredictor(256, 256, classes + 1),
+    }
 
 
 def _width(stage: nn.Module) -> int:
@@ -242,8 +248,11 @@ def _head_options(settings: DetectionSettings) -> dict[str, Any]:
 def _initialised(detector: Detector) -> Detector:
     """Initialise the last layers as Detectron2 does; torchvision's defaults are larger."""
     boxes, masks = detector.heads.box_predictor, detector.heads.mask_predictor
-    for layer, std in ((boxes.cls_score, 0.01), (boxes.bbox_pred, 0.001), (masks.mask_fcn_logits, 0.001)):
+    layers = [(boxes.cls_score, 0.01), (boxes.bbox_pred, 0.001)]
+    if masks is not None:
+        layers.append((masks.mask_fcn_logits, 0.001))
+        nn.init.zeros_(masks.conv5_mask.bias)
+    for layer, std in layers:
         nn.init.normal_(layer.weight, std=std)
         nn.init.zeros_(layer.bias)
-    nn.init.zeros_(masks.conv5_mask.bias)
     return detector

@@ -1,6 +1,7 @@
 """Detections in the original image: boxes rescaled, masks pasted into their boxes."""
 
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -11,26 +12,29 @@ THRESHOLD = 0.5  # of a mask's probabilities
 
 def to_original(
     detections: Mapping[str, Tensor], resized: tuple[int, int], original: tuple[int, int]
-) -> dict[str, Tensor]:
+) -> dict[str, Any]:
     """Map detections of a resized image to the original one; boxes without area are dropped.
 
     Args:
-        detections: `boxes` [D, 4], `labels` [D] from 1, `scores` [D], and `masks` [D, 1, M, M] of probabilities.
+        detections: `boxes` [D, 4], `labels` [D] from 1, `scores` [D], and `masks` [D, 1, M, M] of probabilities,
+            unless the detector has none.
         resized: height and width of the detector's input.
         original: height and width of the original image.
 
     Returns:
-        `boxes` in original pixels, `labels` from 0, `scores`, and `masks` [D, height, width] bool, all on the CPU.
+        `boxes` in original pixels, `labels` from 0, `scores`, and `masks` [D, height, width] bool or None, all on
+        the CPU.
     """
-    boxes, labels, scores, masks = (detections[name].cpu() for name in ("boxes", "labels", "scores", "masks"))
+    boxes, labels, scores = (detections[name].cpu() for name in ("boxes", "labels", "scores"))
     (height, width), (rows, columns) = original, resized
     scale = torch.tensor([width / columns, height / rows])
     boxes = (boxes.float().view(-1, 2, 2) * scale).clamp(min=0).minimum(torch.tensor([width, height])).view(-1, 4)
     kept = (boxes[:, 2:] > boxes[:, :2]).all(1)
-    boxes = boxes[kept]
-    pasted = torch.zeros(len(boxes), height, width, dtype=torch.bool)
-    for canvas, box, mask in zip(pasted, boxes, masks[kept, 0].float(), strict=True):
-        paste(canvas, box, mask)
+    boxes, pasted = boxes[kept], None
+    if "masks" in detections:
+        pasted = torch.zeros(len(boxes), height, width, dtype=torch.bool)
+        for canvas, box, mask in zip(pasted, boxes, detections["masks"].cpu()[kept, 0].float(), strict=True):
+            paste(canvas, box, mask)
     return {"boxes": boxes, "labels": labels[kept] - 1, "scores": scores[kept], "masks": pasted}
 
 

@@ -17,6 +17,7 @@ from excb.console import Reporter
 from excb.distributed.signals import StopRequest
 from excb.errors import UserError
 from excb.transfer.coco.reading import open_coco
+from excb.transfer.coco.scoring import score
 from excb.transfer.detection.engines import open_engine
 from excb.transfer.detection.setup.job import Job
 from excb.transfer.detection.setup.settings import DetectionSettings
@@ -160,6 +161,19 @@ def test_predictions_are_of_the_set(trained: Job) -> None:
         assert 0 <= top <= top + height <= sizes[result["image_id"]][0] + 1e-3
         assert 0.05 < result["score"] <= 1
     assert detectron2_engine.predict(trained, trained.val) == found
+
+
+def test_boxes_alone(make: Callable[..., Job], tmp_path: Path) -> None:
+    job = make(tmp_path, replace(TINY, masks=False, iterations=1, steps=()))
+    job = replace(job, train=replace(job.train, masks=False), val=replace(job.val, masks=False))
+    with StopRequest() as stop:
+        assert detectron2_engine.train_detector(job, stop)
+    found = detectron2_engine.predict(job, job.val)
+    assert found
+    assert not any("segmentation" in result for result in found)
+    assert list(score(job.val, found).figures) == ["bbox_AP", "bbox_AP50", "bbox_AP75"]
+    names = run_checkpoint.read_run_checkpoint(next((tmp_path / "checkpoints").glob("*final.pth")))["model"]
+    assert not any("mask" in name for name in names)
 
 
 def test_folder_of_another_training_is_refused(trained: Job) -> None:

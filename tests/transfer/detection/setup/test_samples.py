@@ -13,7 +13,8 @@ import torch
 from PIL import Image
 
 from excb.errors import UserError
-from excb.transfer.coco.annotations import CocoSet, decoded
+from excb.transfer.coco.annotations import CocoSet
+from excb.transfer.coco.codes import decoded
 from excb.transfer.coco.reading import open_coco
 from excb.transfer.detection.setup.samples import (
     Loader,

@@ -223,3 +223,24 @@ def test_anchors_lie_on_the_strides(backbone: dict[str, Tensor]) -> None:
         # In every ratio as large as the square.
         expected = torch.tensor([32.0, 64, 128, 256, 512]).repeat_interleave(3)
         torch.testing.assert_close(sides.sort().values, expected, rtol=1e-5, atol=0)
+
+
+@pytest.mark.parametrize("architecture", ["c4", "fpn"])
+def test_boxes_alone_have_torchvisions_losses_without_that_of_masks(
+    backbone: dict[str, Tensor], architecture: str
+) -> None:
+    """The same weights and sampled regions give the same losses of boxes, whether masks are learned beside them."""
+    losses = {}
+    both = build(settings(architecture=architecture), 50, backbone, CLASSES)
+    for masks in (True, False):
+        detector = build(settings(architecture=architecture, masks=masks), 50, backbone, CLASSES)
+        assert (detector.heads.mask_predictor is None) is not masks
+        detector.load_state_dict(both.state_dict(), strict=masks)
+        torch.manual_seed(0)  # of the sampled regions
+        pictures = [torch.full((3, 64, 80), 90, dtype=torch.uint8), torch.full((3, 50, 96), 30, dtype=torch.uint8)]
+        losses[masks] = detector.train()(pictures, targets())
+    assert losses[True].keys() - losses[False].keys() == {"loss_mask"}
+    for name, loss in losses[False].items():
+        torch.testing.assert_close(loss, losses[True][name])
+    found = build(settings(architecture=architecture, masks=False), 50, backbone, CLASSES).eval()(images())
+    assert set(found[0]) == {"boxes", "labels", "scores"}
