@@ -51,8 +51,9 @@ class Pixels:
 
     @property
     def range(self) -> str:
-        """LOW..HIGH, as it is typed; of several ranges one for each channel, with commas between."""
-        return ",".join(f"{low:.12g}..{high:.12g}" for low, high in zip(self.low, self.high, strict=False))
+        """LOW..HIGH, as it is typed; of different ranges one for each channel, with commas between."""
+        each = [f"{low:.12g}..{high:.12g}" for low, high in zip(self.low, self.high, strict=False)]
+        return each[0] if len(set(each)) == 1 else ",".join(each)
 
     def apply(self, values: np.ndarray) -> np.ndarray:
         """Map stored values of any type, [H, W] or [H, W, C], to uint8 of the same shape."""

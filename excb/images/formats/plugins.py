@@ -1,5 +1,6 @@
 """Formats that Pillow opens with an extra: HEIC and JPEG XL by Pillow's plugins, and camera files by rawpy."""
 
+import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -12,6 +13,8 @@ from typing import IO, Any
 from PIL import Image, UnidentifiedImageError
 
 Source = Path | str | IO[bytes]
+# Pillow logs a refusal of many bands besides raising it, and Python prints that: `excb.files.bands` reads such files.
+logging.getLogger("PIL.TiffImagePlugin").addFilter(lambda record: "samples per pixel" not in str(record.msg))
 _TURNED = (5, 6)  # of rawpy's flips: a quarter to the left or right
 
 

@@ -11,6 +11,8 @@ from PIL import Image
 
 from excb.files import bands
 from excb.files.bands import BandsError, described, read_bands
+from excb.images.decoding import open_image
+from excb.images.pixels import Pixels
 
 VALUES = np.random.default_rng(0).integers(0, 4096, (20, 30, 12)).astype(np.uint16)
 
@@ -130,3 +132,10 @@ def test_a_forged_size_takes_no_memory() -> None:
     np.lib.format.write_array_header_1_0(header, {"descr": "<f8", "fortran_order": False, "shape": (10**9, 10**9)})
     with pytest.raises(BandsError, match="no image"):
         read_bands(header)
+
+
+def test_opening_one_prints_nothing(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    tifffile.imwrite(file := tmp_path / "a.tif", VALUES, photometric="minisblack", planarconfig="contig")
+    opened = open_image(file, Pixels(12, (0.0,), (4095.0,), "declared"))
+    np.testing.assert_array_equal(opened, (VALUES * (255 / 4095)).round())
+    assert capfd.readouterr() == ("", "")
