@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
+from excb.console import Reporter
 from excb.files.records import Rule, condition, count, list_of, record_of, text
 
 NAMED = 3  # names that an entry keeps
@@ -53,8 +54,8 @@ class Ledger:
         return sum(entry.count for entry in self.entries if entry.left_out)
 
     def of(self, name: str) -> "Ledger":
-        """The ledger of a set of this name."""
-        return Ledger(tuple(replace(entry, of=name) for entry in self.entries))
+        """The ledger of a set of this name; entries that name a set keep it."""
+        return Ledger(tuple(replace(entry, of=entry.of or name) for entry in self.entries))
 
     def lines(self) -> list[str]:
         """A line for each set of which anything was left out, and one for each doubt."""
@@ -64,6 +65,16 @@ class Ledger:
                 left_out.setdefault(entry.of, []).append(entry)
         lines = [f"left out of {name or 'the images'}: {_listed(entries)}" for name, entries in left_out.items()]
         return lines + [entry.line for entry in self.entries if not entry.left_out]
+
+    def tell(self, reporter: Reporter) -> None:
+        """Print the lines: as notes what was left out, as warnings what needs an extra or is doubted."""
+        for entry_of in dict.fromkeys(entry.of for entry in self.entries):
+            own = [entry for entry in self.entries if entry.of == entry_of]
+            plain = Ledger(tuple(entry for entry in own if entry.left_out and not entry.advice))
+            for line in plain.lines():
+                reporter.note(line)
+            for line in Ledger(tuple(entry for entry in own if entry not in plain.entries)).lines():
+                reporter.warn(line)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON, without what has its usual value."""
@@ -76,6 +87,7 @@ class Ledger:
         return cls(tuple(LedgerEntry(**each) for each in entries))
 
 
+NOTHING = Ledger()
 RULE: Rule = record_of(
     {
         "entries": list_of(

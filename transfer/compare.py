@@ -116,11 +116,25 @@ def _differences(a: Result, b: Result, pairs: Sequence[tuple[str, str]]) -> list
     train = [result.data.get("train", {}).get("fingerprint") for result in (a, b)]
     if train[0] != train[1]:
         warnings.append("figures under unlike protocols: the train images differ")
+    warnings += _of_one_ledger(a, b)
     seeds = [name for name in ("seed", "seeds") if name in a.settings and name in b.settings]
     unlike_seeds = [name for name in seeds if a.settings[name] != b.settings[name]]
     return warnings + [
         f"other {name}: {readable(a.settings[name])}, not {readable(b.settings[name])}" for name in unlike_seeds
     ]
+
+
+def _of_one_ledger(a: Result, b: Result) -> list[str]:
+    """What was left out or doubted, by both or by one of them."""
+    lines = [result.ledger.lines() for result in (a, b)]
+    both = [line for line in lines[0] if line in lines[1]]
+    only = [
+        f"{which} only: {line}"
+        for which, own in zip(("first", "second"), lines, strict=True)
+        for line in own
+        if line not in both
+    ]
+    return both + only
 
 
 def _fields(result: Result, figure: str) -> Fields:

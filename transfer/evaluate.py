@@ -52,7 +52,7 @@ class Result:
     @property
     def notes(self) -> list[str]:
         """Notes that a reader of the figures must know."""
-        return self.record.notes
+        return self.record.remarks
 
     def predictions(self, figure: str | None = None) -> dict[str, list[Any]]:
         """The predictions for every test image, as columns: `pandas.DataFrame(result.predictions())`.

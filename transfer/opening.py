@@ -48,6 +48,7 @@ def labelled_images(
             `multilabel` is false.
     """
     from excb.distributed.collectives import run_on_rank0
+    from excb.images.image_set import ledger_of, with_ledger
 
     from .data.concerns import concerns
     from .data.multilabel import has_label_sets
@@ -71,9 +72,9 @@ def labelled_images(
             f"the images in {train.root} have a set of labels each, and this evaluation needs one class for each: "
             "docs/sets.md lists those that take sets"
         )
-    for line in run_on_rank0(lambda: concerns(train, test)):
-        reporter.warn(line)
-    return train, test
+    found = run_on_rank0(lambda: concerns(train, test))
+    (ledger_of(train).of("train") + ledger_of(test).of("test") + found).tell(reporter)
+    return train, with_ledger(test, ledger_of(test) + found)
 
 
 def warn_of_unknown(task: "Task", reporter: Reporter, unknown: str = COUNT_AS_WRONG) -> None:

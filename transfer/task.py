@@ -23,8 +23,8 @@ from excb.hub.adopted import Adopted, OwnTransform, adopt
 from excb.hub.backbone import Backbone, Entry
 from excb.hub.loading import load
 from excb.hub.resolve import UNTRAINED
-from excb.images.image_set import Images
-from excb.images.scanning import scan_folder
+from excb.images.image_set import Images, ledger_of
+from excb.ledger import NOTHING, Ledger
 from excb.networks.architecture import RGB
 from excb.networks.backbone import check_resolution, image_channels
 from excb.networks.features import Kind
@@ -33,6 +33,7 @@ from excb.references import patches, untrained
 from excb.references.baselines import rows_of_inputs
 
 from .data.classes import labelled_folder, with_classes_of
+from .data.label_files import scan_labelled
 from .data.mapping import declared_pixels, on_one_mapping
 from .options import BASELINES, REFERENCES
 from .published.subjects import Subject
@@ -101,7 +102,7 @@ class Task:
             UserError: checkpoint or images cannot be used; or as `on`.
         """
         train_set = labelled_folder(train) if isinstance(train, Path) else train
-        test_set = with_classes_of(scan_folder(test), train_set, rename=rename) if isinstance(test, Path) else test
+        test_set = with_classes_of(scan_labelled(test, "test"), train_set, rename=rename) if isinstance(test, Path) else test
         backbone = backbone_of(checkpoint, network=network, heads=heads)
         preprocessing = backbone.transform
         if resize is not None or crop is not None:
@@ -325,6 +326,12 @@ class Task:
             for name, images in self.unknown.items()
         ]
 
+    @property
+    def ledger(self) -> Ledger:
+        """What was left out of every set, or is doubted in it."""
+        unique = {id(images): (images, name) for name, images in self.sets.items()}  # one set may have two names
+        return sum((ledger_of(images).of(name) for images, name in unique.values()), NOTHING)
+
     def describe_checkpoint(self) -> dict[str, Any]:
         """The checkpoint, for the result."""
         entry = self.backbone.entry
@@ -351,8 +358,8 @@ class Task:
         }
 
     def describe(self) -> dict[str, Any]:
-        """Checkpoint and data, for the result."""
-        return {"checkpoint": self.describe_checkpoint(), "data": self.describe_data()}
+        """Checkpoint, data and ledger, for the result."""
+        return {"checkpoint": self.describe_checkpoint(), "data": self.describe_data(), "ledger": self.ledger}
 
 
 def describe_images(images: Images) -> dict[str, Any]:

@@ -249,7 +249,7 @@ def _protocol(result: Result) -> str:
         if (each := _images_of(result, part))
     ]
     with_what = {name: result.environment[name] for name in ("excb", "torch", "cores") if name in result.environment}
-    last = [("measured", result.created), ("with", with_what), *(("note", note) for note in result.notes)]
+    last = [("measured", result.created), ("with", with_what), *(("note", note) for note in result.remarks)]
     values = [*described, *result.settings.items(), *last]
     return f"### {cell(result.protocol)} {result.protocol_hash}\n\n{bullets(values)}"
 

@@ -2,15 +2,17 @@
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol, TypeVar, runtime_checkable
 
 import numpy as np
 
 from excb.images.decoding import Source, open_image
 from excb.images.pixels import EIGHT_BIT, Pixels
-from excb.ledger import Ledger
+from excb.ledger import NOTHING, Ledger
+
+AnyImages = TypeVar("AnyImages")
 
 
 class Images(Protocol):
@@ -74,8 +76,15 @@ def ledger_of(images: Any) -> Ledger:
     """What the search for a set's images left out; that of the whole set for some of its images."""
     while not isinstance(ledger := getattr(images, "ledger", None), Ledger):
         if (images := getattr(images, "images", None)) is None:
-            return Ledger()
+            return NOTHING
     return ledger
+
+
+def with_ledger(images: AnyImages, ledger: Ledger) -> AnyImages:
+    """The same set with another ledger, where it can hold one."""
+    if is_dataclass(images) and any(each.name == "ledger" for each in fields(images)):
+        return replace(images, ledger=ledger)  # type: ignore[type-var]
+    return images
 
 
 def fingerprint_of(paths: Sequence[str], labels: np.ndarray | None) -> str:
@@ -95,7 +104,7 @@ class ImageSet:
     labels: np.ndarray | None = None  # class index of every sample, int64 [N]
     classes: tuple[str, ...] | None = None  # class names
     scanned: bool = False  # whether these are all images below root, as another scan would find them
-    ledger: Ledger = field(default=Ledger(), compare=False)  # what the scan left out
+    ledger: Ledger = field(default=NOTHING, compare=False)  # what the scan left out
     pixels: Pixels = EIGHT_BIT  # how stored values become channels
 
     def __len__(self) -> int:

@@ -17,6 +17,7 @@ from excb.images.image_set import fingerprint_of
 from excb.images.pixels import EIGHT_BIT, Pixels
 from excb.images.tars.index import ShardIndex, index_of
 from excb.images.tars.places import find_shards
+from excb.ledger import NOTHING, Ledger, LedgerEntry
 from excb.remote import byte_ranges
 
 MOST_CLASSES = 10_000_000  # numbers above are names
@@ -84,6 +85,7 @@ class ShardImages:
     labels: np.ndarray | None = None  # class index of every image, int64 [N]
     classes: tuple[str, ...] | None = None  # class names
     pixels: Pixels = EIGHT_BIT  # how stored values become channels
+    ledger: Ledger = field(default=NOTHING, compare=False)  # what else the shards hold
     _reader: byte_ranges.RangeReader = field(default_factory=byte_ranges.RangeReader, repr=False)
 
     def __len__(self) -> int:
@@ -157,11 +159,12 @@ def open_shards(text: str, note: Note = lambda _line: None) -> ShardImages:
         size = f"{len(places):,} shard{'s' * (len(places) > 1)}"
         raise UserError(f"no image in {text} ({size}): it needs files ending in {' '.join(EXTENSIONS)}")
     skipped = sum(map(Counter, index.skipped), Counter[str]())
+    ledger = Ledger(tuple(LedgerEntry(kind, count) for kind, count in sorted(skipped.items())))
     if skipped:
         note(f"passed over in {text}: " + ", ".join(f"{count:,} {kind}" for kind, count in sorted(skipped.items())))
     if 0 < (bare := int((index.labels < 0).sum())) < len(index.labels):
         note(f"{bare:,} of {len(index.labels):,} images in {text} have no label: label files are not used")
-    return ShardImages(text, tuple(places), index, *_classes(index))
+    return ShardImages(text, tuple(places), index, *_classes(index), ledger=ledger)
 
 
 def _classes(index: ShardIndex) -> tuple[np.ndarray | None, tuple[str, ...] | None]:

@@ -13,11 +13,12 @@ from typing import Any
 
 from excb.errors import UserError
 from excb.files import json_text
+from excb.ledger import NOTHING, Ledger
 from excb.results import rules
 from excb.version import __version__
 
 SCHEMA = 2
-_LATER = ("claims", "references")  # fields that older files of this schema lack
+_LATER = ("claims", "references", "ledger")  # fields that older files of this schema lack
 
 
 def environment() -> dict[str, Any]:
@@ -65,6 +66,7 @@ class Result:
     claims: dict[str, dict[str, Any]] = field(default_factory=dict)
     # What figures must beat, by reference and figure, in percent: "majority", "chance", "untrained".
     references: dict[str, dict[str, float]] = field(default_factory=dict)
+    ledger: Ledger = NOTHING  # what was left out of the images, or is doubted
     schema: int = SCHEMA
     created: str = field(default_factory=lambda: datetime.now(UTC).isoformat(timespec="seconds"))
     environment: dict[str, Any] = field(default_factory=environment)
@@ -76,9 +78,15 @@ class Result:
         canonical = json.dumps([self.protocol, settings], sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(canonical.encode()).hexdigest()[:16]
 
+    @property
+    def remarks(self) -> list[str]:
+        """All that a reader of the figures must know: the notes, and the lines of the ledger."""
+        return [*self.notes, *self.ledger.lines()]
+
     def to_json(self) -> str:
-        """The result as indented JSON; without claims and references where it has none, as files of before."""
-        values = {name: value for name, value in asdict(self).items() if name not in _LATER or value}
+        """The result as indented JSON; without claims, references and ledger where it has none, as files of before."""
+        values = asdict(self) | {"ledger": self.ledger.to_dict()}
+        values = {name: value for name, value in values.items() if name not in _LATER or value}
         return json.dumps(values | {"protocol_hash": self.protocol_hash}, indent=2, allow_nan=False)
 
     def without_paths(self) -> "Result":
@@ -136,7 +144,7 @@ class Result:
         except ValueError as error:
             raise UserError(f"{source} holds NaN or half a character ({error}): evaluate again") from None
         values["intervals"] = {name: (low, high) for name, (low, high) in values["intervals"].items()}
-        result = cls(**values)
+        result = cls(**values | {"ledger": Ledger.from_dict(values["ledger"])})
         if result.protocol_hash != named:
             raise UserError(f"{source} was changed: its settings are not those of its protocol_hash; evaluate again")
         return result

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from excb import ledger
 from excb.files.records import Rule, condition, count, list_of, number, optional, record_of, table, table_of, text
 
 
@@ -50,6 +51,7 @@ _RESULT = _open(
         "predictions": lambda value: None if value == {} or _predictions(value) is None else "",
         "claims": table_of(table),
         "references": table_of(table_of(number)),
+        "ledger": ledger.RULE,
         "environment": table,
     }
 )

@@ -1,26 +1,23 @@
-"""The folder of images: formats, classes with few images, splits mistaken for classes, duplicate files."""
+"""The folder of images: formats, files left out, classes with few images, splits mistaken for classes, copies."""
 
-import hashlib
-from collections import Counter, defaultdict
-from collections.abc import Iterator
-from pathlib import Path, PurePosixPath
+from collections import Counter
+from pathlib import PurePosixPath
 
 import numpy as np
 
-from excb.images.decoding import BrokenImageError
-from excb.images.image_set import CodedImages
+from excb.images import copies
+from excb.images.image_set import CodedImages, ledger_of
 from excb.images.shards import ShardImages
 
 from .finding import Finding, plural, such_as
 
 FEW = 5  # images; smaller classes make k-NN accuracy unreliable
 SPLITS = {"train", "training", "val", "valid", "validation", "test", "testing"}
-HEAD = 2**16  # bytes read of files that share a name and a size
 
 
 def check_tree(images: CodedImages, batch: int | None = None) -> list[Finding]:
     """Check the folder without decoding an image."""
-    return [_images(images, batch), _classes(images), _copies(images)]
+    return [_images(images, batch), _left_out(images), _classes(images), _copies(images)]
 
 
 def _images(images: CodedImages, batch: int | None) -> Finding:
@@ -61,54 +58,35 @@ def _classes(images: CodedImages) -> Finding:
     return Finding("classes", "ok", found)
 
 
-def _copies(images: CodedImages) -> Finding:
-    """Files with equal name, size and first bytes in several folders, as copied folders leave them."""
-    if not (copies := list(_equal_files(images))):
-        return Finding("copies", "ok", "no file is in two folders")
-    pairs = tuple(" = ".join(paths) for paths in copies)
-    more = sum(len(paths) - 1 for paths in copies)
+def _left_out(images: CodedImages) -> Finding:
+    """Files that the search passed over, by kind."""
+    entries = ledger_of(images).entries
+    if not entries:
+        return Finding("left out", "ok", f"nothing: all files below {images.root} are images")
+    missing = tuple(dict.fromkeys(entry.advice for entry in entries if entry.advice))
+    count = ledger_of(images).left_out
+    listed = ", ".join(f"{entry.count:,} {entry.reason}" for entry in entries)
     return Finding(
-        "copies",
-        "warning",
-        f"{plural(more, 'file is a copy', 'files are copies')} (same name, size and first bytes){such_as(pairs)}",
-        "remove the copies: they count twice, and their labels conflict where they are in several classes",
-        pairs,
+        "left out",
+        "warning" if missing else "ok",
+        f"{count:,} of {count + len(images):,} files: {listed}",
+        "; ".join(missing),
+        tuple(name for entry in entries for name in entry.names),
     )
 
 
-def _equal_files(images: CodedImages) -> Iterator[list[str]]:
-    """Groups of equal files. Only files that share a name are compared."""
-    named: defaultdict[str, list[int]] = defaultdict(list)
-    for index, path in enumerate(images.paths):
-        named[PurePosixPath(path).name].append(index)
-    for indices in named.values():
-        if len(indices) < 2:
-            continue
-        sizes = {index: _bytes(images, index) for index in indices}
-        shared = Counter(sizes.values())
-        equal: defaultdict[tuple[int, bytes], list[str]] = defaultdict(list)
-        for index, count in sizes.items():
-            if count and shared[count] > 1:
-                equal[count, _head(images, index)].append(images.paths[index])
-        yield from (group for group in equal.values() if len(group) > 1)
-
-
-def _bytes(images: CodedImages, index: int) -> int:
-    """An image's size; 0 if it is missing, which the check of files reports."""
-    if isinstance(images, ShardImages):
-        return int(images.index.sizes[index])
-    source = images.source(index)
-    assert isinstance(source, str | Path)
-    try:
-        return Path(source).stat().st_size
-    except OSError:
-        return 0
-
-
-def _head(images: CodedImages, index: int) -> bytes:
-    try:
-        source = images.source(index)
-        with Path(source).open("rb") if isinstance(source, str | Path) else source as stream:
-            return hashlib.sha256(stream.read(HEAD)).digest()
-    except (OSError, BrokenImageError):
-        return b""
+def _copies(images: CodedImages) -> Finding:
+    """Files of equal bytes; in large sets and in shards, only files of one name are compared."""
+    named = isinstance(images, ShardImages) or len(images) > copies.MOST
+    compared = "of the same name " if named else ""
+    if not (groups := copies.equal_images([images], named=named)):
+        return Finding("copies", "ok", f"no two files {compared}are equal")
+    pairs = tuple(" = ".join(images.paths[index] for _, index in group) for group in groups)
+    more = sum(len(group) - 1 for group in groups)
+    return Finding(
+        "copies",
+        "warning",
+        f"{plural(more, 'file is a copy', 'files are copies')}{such_as(pairs)}",
+        "remove the copies: they count twice, and their labels conflict where they are in several classes",
+        pairs,
+    )

@@ -61,6 +61,7 @@ def measure(task: ClusterTask, options: ClusterOptions, reporter: Reporter) -> M
         settings=settings | task.settings,
         checkpoint=checkpoint,
         data=task.describe()["data"],
+        ledger=task.ledger,
         seconds=round(time.monotonic() - start, 1),
         notes=_notes(len(images), assignment.clusters, figures, labelled=images.labels is not None),
     )

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 def _open(shared: ClusterInputs, own: ClusterOptions, device: "torch.device", reporter: Reporter) -> "ClusterTask":
     from excb.distributed.collectives import all_succeed
+    from excb.images.image_set import ledger_of
 
     from ..data.sources import images_of
     from .files import read_sizes
@@ -25,6 +26,7 @@ def _open(shared: ClusterInputs, own: ClusterOptions, device: "torch.device", re
     for folder in own.compare:
         all_succeed(partial(read_sizes, folder))  # reports a wrong one before images are read
     images = all_succeed(partial(images_of, shared.data, data_root=shared.data_root, note=reporter.note))
+    ledger_of(images).of("images").tell(reporter)
     task = ClusterTask(**vars(task_on(shared, images, images, device, heads=True)))
     all_succeed(lambda: task.heads)  # refuses a checkpoint without, before images are read
     return task

@@ -33,7 +33,7 @@ class ClusterTask(Task):
         images = self.images
         facts = {"root": str(images.root), "images": len(images), "fingerprint": images.fingerprint}
         data = {"images": facts, "classes": len(images.classes or ())}
-        return {"checkpoint": self.describe_checkpoint(), "data": data}
+        return {"checkpoint": self.describe_checkpoint(), "data": data, "ledger": self.ledger}
 
     @property
     def heads(self) -> NetworkHeads:

@@ -1,32 +1,32 @@
 """Concerns about a train and a test set that can both be used: likely mistakes that a figure would hide."""
 
-import hashlib
 import os
-from collections import defaultdict
 from pathlib import Path
 
+from excb.images import copies
 from excb.images.image_set import Images, ImageSet
 from excb.images.scanning import is_folder
+from excb.ledger import NOTHING, Ledger, LedgerEntry, doubt
 
-MOST = 100_000  # images whose files are compared; of more, their listing alone takes minutes on a network's disk
+OLD = "their figures say nothing about new images"
 
 
-def concerns(train: Images, test: Images) -> list[str]:
-    """A sentence for each."""
-    lines = [line for images in (train, test) for line in _empty_classes(images)]
+def concerns(train: Images, test: Images) -> Ledger:
+    """The ledger of both sets together, beside what their scans left out."""
+    found = NOTHING
+    for name, images in (("train", train), ("test", test)):
+        found += _empty_folders(images).of(name)
     if len(train) < len(test):
-        lines.append(
-            f"{train.root} has {len(train):,} train images, fewer than the {len(test):,} test images of {test.root}: "
-            "are the two swapped?"
-        )
-    return [*lines, *_identical(train, test)]
+        fewer = f"images, fewer than the {len(test):,} of test"
+        found += Ledger((LedgerEntry(fewer, len(train), (), "are the two swapped?", left_out=False, of="train"),))
+    return found + _unseen_classes(train, test) + _copies(train, test)
 
 
-def _empty_classes(images: Images) -> list[str]:
+def _empty_folders(images: Images) -> Ledger:
     """Class folders without an image, which are not classes."""
     root = Path(images.root)
     if not isinstance(images, ImageSet) or images.labels is None or not root.is_dir():
-        return []
+        return NOTHING
     known = {path.partition("/")[0] for path in images.paths}
     with os.scandir(root) as entries:
         empty = sorted(
@@ -34,40 +34,46 @@ def _empty_classes(images: Images) -> list[str]:
             for entry in entries
             if is_folder(entry) and not entry.name.startswith(".") and entry.name not in known
         )
-    if not empty:
-        return []
-    few = ", ".join(empty[:3]) + (", ..." if len(empty) > 3 else "")
-    many = len(empty) > 1
-    return [f"{root} has {len(empty)} class folder{'s' * many} without an image ({few}): no class{'es' * many} of it"]
+    return doubt("class folders without an image", empty, "they are no classes")
 
 
-def _identical(train: Images, test: Images) -> list[str]:
-    """Test images whose very file is among the train images, whatever its name."""
-    if not isinstance(train, ImageSet) or not isinstance(test, ImageSet) or len(train) + len(test) > MOST:
-        return []
-    try:
-        sizes = defaultdict[int, list[Path]](list)
-        for index in range(len(train)):
-            sizes[(file := Path(train.file(index))).stat().st_size].append(file)
-        digests: dict[int, dict[str, Path]] = {}
-        pairs = []
-        for index in range(len(test)):
-            file = Path(test.file(index))
-            size = file.stat().st_size
-            if size in sizes:
-                digests.setdefault(size, {_digest(each): each for each in sizes[size]})
-                if (same := digests[size].get(_digest(file))) is not None:
-                    pairs.append((file, same))
-    except OSError:  # a file that cannot be read is reported when it is used
-        return []
-    if not pairs:
-        return []
-    first, same = pairs[0]
-    return [
-        f"{len(pairs):,} of {len(test):,} test images are among the train images too, such as {first} and {same}: "
-        "their figures say nothing about new images"
-    ]
+def _unseen_classes(train: Images, test: Images) -> Ledger:
+    """Classes of the train set that no test image has."""
+    if train.labels is None or test.labels is None or train.labels.ndim > 1 or test.labels.ndim > 1:
+        return NOTHING
+    seen = set(test.labels.tolist())
+    unseen = [name for number, name in enumerate(train.classes or ()) if number not in seen]
+    return doubt("classes without a test image", unseen, "no figure is about them", of="test")
 
 
-def _digest(file: Path) -> str:
-    return hashlib.sha256(file.read_bytes()).hexdigest()
+def _copies(train: Images, test: Images) -> Ledger:
+    """Images whose very file is in the sets more than once, whatever its name, and test images like a train image."""
+    if not isinstance(train, ImageSet) or not isinstance(test, ImageSet):
+        return NOTHING
+    if len(train) + len(test) > copies.MOST:
+        return _unsearched(
+            len(train) + len(test), f"images, more than the {copies.MOST:,} that are searched for copies"
+        )
+    again: dict[str, list[str]] = {"train": [], "test": []}
+    between = dict[int, str]()
+    for group in copies.equal_images((train, test)):
+        for number, (name, images) in enumerate((("train", train), ("test", test))):
+            same = [index for place, index in group if place == number]
+            again[name] += [f"{images.paths[index]} = {images.paths[same[0]]}" for index in same[1:]]
+        if group[0][0] == 0:  # its first image is one of train
+            between |= {index: f"{test.paths[index]} = {train.paths[group[0][1]]}" for place, index in group if place}
+    found = NOTHING
+    for name, pairs in again.items():
+        found += doubt("files that the set holds under another name too", pairs, "they count twice", of=name)
+    same_files = [between[index] for index in sorted(between)]
+    found += doubt(f"of {len(test):,} images are among the train images too", same_files, OLD, of="test")
+    if not copies.comparable((train, test)):
+        most = f"images, more than the {copies.MOST_NEAR:,} (or 1 GiB) that are searched for near-copies"
+        return found + _unsearched(len(train) + len(test), most)
+    like = [(index, other) for index, other in copies.near_copies(train, test) if index not in between]
+    near = [f"{test.paths[index]} ~ {train.paths[other]}" for index, other in like]
+    return found + doubt(f"of {len(test):,} images look like a train image", near, f"if copies, {OLD}", of="test")
+
+
+def _unsearched(images: int, reason: str) -> Ledger:
+    return Ledger((LedgerEntry(reason, images, (), "excb-eval overlap searches them", left_out=False),))

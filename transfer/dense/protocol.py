@@ -169,6 +169,7 @@ def _result(
         settings=settings_of(task, options),
         checkpoint=described["checkpoint"] | {"weights_sha256": weights_hash(task.backbone.network)},
         data=described["data"],
+        ledger=described["ledger"],
         seconds=round(seconds, 1),
         intervals={
             figure_name(run, measure): ends

@@ -110,7 +110,7 @@ def open_task(shared: OwnSetOptions, own: DenseOptions, device: torch.device, re
     both, interpolation = mask_splits(own.data, layout), how.interpolation or transform.interpolation
     with reporter.progress("sizes of images", sum(map(len, both))) as bar:
         train, test = (Views(images, geometry, interpolation, progress=bar.advance) for images in both)
-    return DenseTask.on(
+    task = DenseTask.on(
         backbone,
         replace(transform, resize=side, crop=side),
         train,
@@ -124,6 +124,8 @@ def open_task(shared: OwnSetOptions, own: DenseOptions, device: torch.device, re
         grid=_grid(backbone.network, own.stride, side),
         scoring=Scoring(how.mask_size, how.upsampling),
     )
+    task.ledger.tell(reporter)
+    return task
 
 
 def _grid(network: nn.Module, stride: int | None, side: int) -> Grid:

@@ -14,7 +14,7 @@ from excb.errors import UserError, require
 from excb.features.cache import CachedFeatures
 from excb.features.extraction import Extraction, features_of
 from excb.images.decoding import BrokenImageError
-from excb.images.image_set import Images
+from excb.images.image_set import Images, ledger_of
 from excb.neighbours.unit_rows import Rows
 from excb.networks.backbone import weights_hash
 
@@ -38,6 +38,7 @@ def open_embedding(
     data = images or all_succeed(
         lambda: any_images(options.data, options.listed, data_root=options.data_root, note=reporter.note)
     )
+    ledger_of(data).tell(reporter)
     return task_on(options, data, data, device, reporter=reporter)
 
 

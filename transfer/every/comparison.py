@@ -208,7 +208,7 @@ def _notes(checkpoints: Sequence[EvaluatedCheckpoint]) -> list[str]:
     """The notes of all results; one that all checkpoints have is reported once."""
     by_note: dict[str, list[str]] = {}
     for one in checkpoints:
-        for note in dict.fromkeys(note for result in one.results.values() for note in result.notes):
+        for note in dict.fromkeys(note for result in one.results.values() for note in result.remarks):
             by_note.setdefault(note, []).append(one.name)
     return [
         note if len(names) == len(checkpoints) else f"{', '.join(names)}: {note}" for note, names in by_note.items()

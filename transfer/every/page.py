@@ -96,7 +96,7 @@ def _section(one: StepOutcome, result: Result) -> ReportSection:
     settings = {name: value for name, value in result.settings.items() if name not in _HIDDEN}
     return ReportSection(
         one.step.title,
-        result.notes,
+        result.remarks,
         _picture(one),
         title(figure),
         ranked[:most],

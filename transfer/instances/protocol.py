@@ -154,6 +154,7 @@ def _result(task: InstanceTask, options: InstanceOptions, measured: InstanceMeas
         settings=settings_of(task, options),
         checkpoint=described["checkpoint"] | {"weights_sha256": weights_hash(task.backbone.network)},
         data=described["data"],
+        ledger=described["ledger"],
         seconds=round(seconds, 1),
         intervals=intervals,
         per_class={name: statistics.by_class(scores[name], scored.targets, scored.classes) for name in grouped},

@@ -141,7 +141,7 @@ def open_task(shared: OwnSetOptions, own: InstanceOptions, device: torch.device,
     preprocessing = _preprocessing(backbone, own)
     descriptor = DescriptorOptions(own.pooling, own.gem_power, own.scales)
     _check_sizes(_reader(backbone, descriptor), preprocessing, own.mode)
-    return InstanceTask.on(
+    task = InstanceTask.on(
         backbone,
         preprocessing,
         instances.gallery,
@@ -159,6 +159,8 @@ def open_task(shared: OwnSetOptions, own: InstanceOptions, device: torch.device,
         whitened_on=whitened_on,
         whitened_width=own.whiten_width,
     )
+    task.ledger.tell(reporter)
+    return task
 
 
 def _preprocessing(backbone: Backbone, options: InstanceOptions) -> Preprocessing:

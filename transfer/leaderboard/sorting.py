@@ -85,7 +85,7 @@ class _Boards:
             # The file may also be the source of a claim.
             row.sources = [source for source in row.sources if source.text != each.source.text]
             _add(row.sources, each.source)
-            for note in result.notes:
+            for note in result.remarks:
                 _add(row.notes, note)
             self._judge(row, cell, each, figure)
 

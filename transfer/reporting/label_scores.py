@@ -183,6 +183,7 @@ def report_label_scores(
         settings=settings | SETTINGS,
         checkpoint=described["checkpoint"] | {"weights_sha256": weights_hash(task.backbone.network)},
         data=described["data"],
+        ledger=described["ledger"],
         seconds=round(seconds, 1),
         intervals=intervals,
         per_class=scored.by_class(),

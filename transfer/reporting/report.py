@@ -49,6 +49,7 @@ def make_result(
         settings=settings | task.settings,
         checkpoint=described["checkpoint"] | {"weights_sha256": weights_hash(task.backbone.network)},
         data=described["data"],
+        ledger=described["ledger"],
         seconds=round(seconds, 1),
         intervals={name: statistics.interval(each) for name, each in scores.items()},
         per_class={name: statistics.by_class(scores[name], scored.targets, scored.classes) for name in scored.main},

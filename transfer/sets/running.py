@@ -16,7 +16,7 @@ from excb.errors import UserError
 from excb.features.extraction import files_hash, refuse_broken
 from excb.files import npy
 from excb.files.atomic import write_bytes, write_text
-from excb.images.image_set import Images
+from excb.images.image_set import Images, ledger_of
 from excb.networks.backbone import weights_hash
 from excb.references.baselines import PIXELS, features_without_network
 from excb.references.guessing import MAJORITY
@@ -170,6 +170,7 @@ class Sets:
                 for part, images in (("train", opened.train), ("test", opened.test))
             }
             | {"classes": len(opened.train.classes or ())},
+            ledger=ledger_of(opened.train).of("train") + ledger_of(opened.test).of("test"),
             seconds=round(seconds, 1),
             intervals={name: (round(low, 4), round(high, 4)) for name, (low, high) in measured.intervals.items()},
             references={MAJORITY: {name: round(value, 4) for name, value in measured.majority.items()}},

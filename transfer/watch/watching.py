@@ -253,7 +253,7 @@ def _measurement(step: int, stamp: str, result: Result, log: Log) -> CheckpointF
         figures=result.figures,
         intervals=result.intervals,
         references=result.references,
-        notes=tuple(result.notes),
+        notes=tuple(result.remarks),
         protocol=result.protocol,
         protocol_hash=result.protocol_hash,
         setup=log.setup,

@@ -3,10 +3,13 @@
 import shutil
 from pathlib import Path
 
+import numpy as np
 import pytest
+from PIL import Image
 
+from excb.images import copies
 from excb.images.scanning import scan_folder
-from excb.transfer.data import concerns as module
+from excb.ledger import NOTHING
 from excb.transfer.data.concerns import concerns
 from tests.transfer.labelled_images import write_folder
 
@@ -19,12 +22,12 @@ def place(tmp_path: Path) -> Path:
 
 
 def found(place: Path, train: str = "train", test: str = "test") -> list[str]:
-    return concerns(scan_folder(place / train), scan_folder(place / test))
+    return concerns(scan_folder(place / train), scan_folder(place / test)).lines()
 
 
 def test_usual_sets_are_no_concern(place: Path) -> None:
     (place / "train" / ".hidden").mkdir()
-    assert found(place) == []
+    assert concerns(scan_folder(place / "train"), scan_folder(place / "test")) == NOTHING
 
 
 def test_empty_class_folders(place: Path) -> None:
@@ -33,22 +36,49 @@ def test_empty_class_folders(place: Path) -> None:
     (place / "train" / "cat" / "notes.txt").write_text("words", encoding="utf-8")
     (place / "test" / "eel").mkdir()
     assert found(place) == [
-        f"{place / 'train'} has 2 class folders without an image (cat, dog): no classes of it",
-        f"{place / 'test'} has 1 class folder without an image (eel): no class of it",
+        "train: 2 class folders without an image, such as cat, dog: they are no classes",
+        "test: 1 class folders without an image, such as eel: they are no classes",
     ]
 
 
+def test_classes_that_no_test_image_has(place: Path) -> None:
+    shutil.copytree(place / "train" / "ant", place / "train" / "fox")
+    for file in (place / "train" / "fox").iterdir():  # other pictures
+        Image.open(file).convert("RGB").transpose(Image.Transpose.ROTATE_90).save(file)
+    assert found(place) == ["test: 1 classes without a test image, such as fox: no figure is about them"]
+
+
 def test_swapped_splits(place: Path) -> None:
-    expected = f"{place / 'test'} has 4 train images, fewer than the 8 test images of {place / 'train'}: are the two"
-    assert [line.startswith(expected) for line in found(place, "test", "train")] == [True]
+    assert found(place, "test", "train") == ["train: 4 images, fewer than the 8 of test: are the two swapped?"]
 
 
 def test_identical_images_whatever_their_names(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for number in (0, 1):
         shutil.copy(place / "train" / "ant" / f"{number}.png", place / "test" / "bee" / f"same{number}.png")
     shutil.copy(place / "train" / "ant" / "0.png", place / "train" / "ant" / "again.png")
+    assert found(place) == [
+        "train: 1 files that the set holds under another name too, such as ant/again.png = ant/0.png: they count twice",
+        "test: 2 of 6 images are among the train images too, such as bee/same0.png = ant/0.png, "
+        "bee/same1.png = ant/1.png: their figures say nothing about new images",
+    ]
+    monkeypatch.setattr(copies, "MOST", 3)
     (line,) = found(place)
-    assert line.startswith("2 of 6 test images are among the train images too, such as ")
-    assert str(place / "test" / "bee" / "same0.png") in line
-    monkeypatch.setattr(module, "MOST", 3)  # of more images nothing is compared
-    assert found(place) == []
+    assert line == "15 images, more than the 3 that are searched for copies: excb-eval overlap searches them"
+
+
+def test_test_images_that_look_like_a_train_image(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = np.mgrid[:96, :96][0] * 2.5
+    for number in range(2):
+        noise = np.random.default_rng(number).normal(0, 60, (6, 6, 3)).repeat(16, 0).repeat(16, 1)
+        picture = Image.fromarray((rows[..., None] + noise).clip(0, 255).astype(np.uint8))
+        picture.save(place / "train" / "bee" / f"large{number}.png")
+        if number == 0:
+            picture.resize((70, 70)).save(place / "test" / "bee" / "small.jpg", quality=60)
+    assert found(place) == [
+        "test: 1 of 5 images look like a train image, such as bee/small.jpg ~ bee/large0.png: "
+        "if copies, their figures say nothing about new images"
+    ]
+    monkeypatch.setattr(copies, "MOST_NEAR", 3)
+    assert found(place) == [
+        "15 images, more than the 3 (or 1 GiB) that are searched for near-copies: excb-eval overlap searches them"
+    ]

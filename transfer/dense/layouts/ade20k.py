@@ -13,9 +13,9 @@ _FOLDERS = {"train": "training", "test": "validation"}
 
 def _open(root: Path, split: Split) -> MaskFiles:
     folders = f"images/{_FOLDERS[split]}", f"annotations/{_FOLDERS[split]}"
-    paths, masks = in_folders(root, *folders, lambda path: str(PurePosixPath(path).with_suffix(".png")))
+    paths, masks, ledger = in_folders(root, *folders, lambda path: str(PurePosixPath(path).with_suffix(".png")))
     meaning = {0: IGNORED} | {number + 1: number for number in range(CLASSES)}
-    return MaskFiles(root, paths, masks, _names(root / _NAMES), meaning, folders)
+    return MaskFiles(root, paths, masks, _names(root / _NAMES), meaning, folders, ledger=ledger)
 
 
 def _names(file: Path) -> tuple[str, ...]:

@@ -17,9 +17,9 @@ _FOLDERS = {"train": "train", "test": "val"}
 
 def _open(root: Path, split: Split) -> MaskFiles:
     folders = f"leftImg8bit/{_FOLDERS[split]}", f"gtFine/{_FOLDERS[split]}"
-    paths, masks = in_folders(root, *folders, lambda path: path.removesuffix(_IMAGE) + _MASK)
+    paths, masks, ledger = in_folders(root, *folders, lambda path: path.removesuffix(_IMAGE) + _MASK)
     meaning = dict.fromkeys(range(_VALUES), IGNORED) | {value: n for n, value in enumerate(CLASSES.values())}
-    return MaskFiles(root, paths, masks, tuple(CLASSES), meaning, folders)
+    return MaskFiles(root, paths, masks, tuple(CLASSES), meaning, folders, ledger=ledger)
 
 
 LAYOUT = MaskLayout(

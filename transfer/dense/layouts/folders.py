@@ -17,9 +17,9 @@ def _open(root: Path, split: Split) -> MaskFiles:
     assert place is not None
     names = _names(root / NAMES)
     folders = "images", "masks"
-    paths, masks = in_folders(place, *folders, lambda path: str(PurePosixPath(path).with_suffix(".png")))
+    paths, masks, ledger = in_folders(place, *folders, lambda path: str(PurePosixPath(path).with_suffix(".png")))
     meaning = {VOID: IGNORED} | {number: number for number in range(len(names))}
-    return MaskFiles(place, paths, masks, names, meaning, folders)
+    return MaskFiles(place, paths, masks, names, meaning, folders, ledger=ledger)
 
 
 def _names(file: Path) -> tuple[str, ...]:

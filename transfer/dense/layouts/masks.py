@@ -2,7 +2,7 @@
 
 import hashlib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Literal, Protocol
@@ -13,8 +13,9 @@ from PIL import Image
 from excb.errors import UserError
 from excb.files.regular import refuse_special
 from excb.images.decoding import DAMAGE, BrokenImageError, open_image, stored_and_upright_size
-from excb.images.formats.known import EXTENSIONS
 from excb.images.image_set import Images
+from excb.images.scanning import scan_folder
+from excb.ledger import NOTHING, Ledger
 
 IGNORED = -1  # of pixels without a class: they are neither learned nor scored
 Split = Literal["train", "test"]
@@ -62,6 +63,7 @@ class MaskFiles:
         str, ...
     ] = ()  # folders below root whose images and masks were searched for; without, a list named them
     labels: None = None
+    ledger: Ledger = field(default=NOTHING, compare=False)  # what else is in these folders
 
     def __len__(self) -> int:
         return len(self.paths)
@@ -154,8 +156,8 @@ def existing_masks(root: Path, paths: list[str], masks: list[str]) -> tuple[tupl
 
 def in_folders(
     root: Path, images: str, masks: str, pair: Callable[[str], str]
-) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """All images below a folder and their masks below another, at any depth.
+) -> tuple[tuple[str, ...], tuple[str, ...], Ledger]:
+    """All images below a folder and their masks below another, at any depth, and what else the first one holds.
 
     Args:
         root: of both folders.
@@ -169,11 +171,9 @@ def in_folders(
     place = root / images
     if not place.is_dir():
         raise UserError(f"no folder {place}: it holds the images")
-    names = sorted(
-        file.relative_to(place).as_posix()
-        for file in place.rglob("*")
-        if file.name.lower().endswith(EXTENSIONS) and not file.name.startswith(".")
+    found = scan_folder(place)
+    names = found.paths
+    return (
+        *existing_masks(root, [f"{images}/{path}" for path in names], [f"{masks}/{pair(path)}" for path in names]),
+        found.ledger,
     )
-    if not names:
-        raise UserError(f"no image below {place}")
-    return existing_masks(root, [f"{images}/{path}" for path in names], [f"{masks}/{pair(path)}" for path in names])

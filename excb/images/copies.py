@@ -1,0 +1,151 @@
+"""Copies among images: files of equal bytes under any name, and pictures that look the same."""
+
+import hashlib
+from collections import defaultdict
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from pathlib import Path, PurePosixPath
+
+import numpy as np
+from PIL import Image
+
+from excb.images.decoding import BrokenImageError, open_smaller
+from excb.images.image_set import CodedImages, ImageSet
+from excb.images.pixels import EIGHT_BIT
+from excb.images.shards import ShardImages
+
+MOST = 100_000  # images whose files are compared whatever their names; of more, listing and reading take minutes
+HEAD = 2**16  # bytes that are compared first
+
+# Near-copies: their small grey pictures correlate, and so do the differences of neighbouring pixels (dHash), which
+# pictures of other skies do not. Between grocery128's train and test photographs no pair passes; all of 100 copies pass
+# that were made smaller, saved again (JPEG, quality 20 to 90) or turned grey, 98 at 0.7 of their sides.
+MOST_NEAR, MOST_BYTES = 10_000, 2**30  # images, and bytes of their files, that are decoded for it
+SIDE = 16  # pixels of the small grey picture
+CORRELATED = 0.95  # least correlation of two small pictures
+BITS = 30  # most of the hash's 240 that differ
+PLAIN = 2.0  # standard deviation in grey levels up to which a picture shows too little to be recognised
+ROWS = 1024  # pictures that are compared with all others at once
+
+Place = tuple[int, int]  # the number of a set, and of an image in it
+
+
+def equal_images(sets: Sequence[CodedImages], *, named: bool = False) -> list[list[Place]]:
+    """Groups of images whose stored bytes are equal; files that cannot be read are in none.
+
+    Only images that share a size are read, each once: O(N), whatever their sizes.
+
+    Args:
+        sets: the images.
+        named: whether only files of one name are compared, which reads far less of large sets.
+    """
+    places = [(number, index) for number, images in enumerate(sets) for index in range(len(images))]
+    groups: Iterable[list[Place]] = [places]
+    if named:
+        groups = _parted(groups, lambda place: PurePosixPath(sets[place[0]].paths[place[1]]).name)
+    groups = _parted(groups, lambda place: _size(sets[place[0]], place[1]))
+    groups = _parted(groups, lambda place: _digest(sets[place[0]], place[1], HEAD))
+    longer = _parted((g for g in groups if _size_of(sets, g) > HEAD), lambda p: _digest(sets[p[0]], p[1], -1))
+    return sorted([*(g for g in groups if _size_of(sets, g) <= HEAD), *longer])
+
+
+def _parted(groups: Iterable[list[Place]], key: Callable[[Place], Hashable]) -> list[list[Place]]:
+    """Each group split by a key; only parts of two or more stay, and none whose key is None."""
+    parts = []
+    for group in groups:
+        by_key = defaultdict[Hashable, list[Place]](list)
+        for place in group:
+            by_key[key(place)].append(place)
+        parts += [part for value, part in by_key.items() if value is not None and len(part) > 1]
+    return parts
+
+
+def _size_of(sets: Sequence[CodedImages], group: list[Place]) -> int:
+    number, index = group[0]
+    return _size(sets[number], index) or 0
+
+
+def _size(images: CodedImages, index: int) -> int | None:
+    """An image's size in bytes; None if it is missing or empty."""
+    if isinstance(images, ShardImages):
+        return int(images.index.sizes[index]) or None
+    try:
+        return Path(str(images.source(index))).stat().st_size or None
+    except (OSError, ValueError):  # ValueError: a zero byte in the name
+        return None
+
+
+def _digest(images: CodedImages, index: int, count: int) -> bytes | None:
+    """A hash of the first bytes, or of all for -1; None if they cannot be read."""
+    try:
+        source = images.source(index)
+        with Path(source).open("rb") if isinstance(source, str | Path) else source as stream:
+            return hashlib.sha256(stream.read(count)).digest()
+    except (OSError, BrokenImageError):
+        return None
+
+
+def comparable(sets: Sequence[ImageSet]) -> bool:
+    """Whether sets are small enough for `near_copies`: it decodes all of their images, about 0.4 ms each of 128 pixels.
+
+    JPEGs of any size are decoded at an eighth of their sides where that suffices.
+    """
+    if sum(map(len, sets)) > MOST_NEAR:
+        return False
+    return sum(_size(images, index) or 0 for images in sets for index in range(len(images))) <= MOST_BYTES
+
+
+def near_copies(train: ImageSet, test: ImageSet) -> list[tuple[int, int]]:
+    """Test images that look as a train image does: their indices, and that of the train image most like each.
+
+    Copies are found that were scaled, saved again, or changed in brightness, contrast or colour; cropped, turned and
+    mirrored ones are not, which `excb-eval overlap` finds.
+    """
+    (bank, known), (queries, asked) = _small_pictures(train), _small_pictures(test)
+    if not len(bank) or not len(queries):
+        return []
+    unit_bank, bank_hashes, query_hashes = _unit(bank), _hashes(bank), _hashes(queries)
+    pairs = []
+    for start in range(0, len(queries), ROWS):
+        alike = _unit(queries[start : start + ROWS]) @ unit_bank.T
+        for row, column in np.argwhere(alike >= CORRELATED).tolist():
+            bits = int(np.bitwise_count(query_hashes[start + row] ^ bank_hashes[column]).sum())
+            if bits <= BITS:
+                pairs.append((start + row, bits, column))
+    best = {query: column for query, _, column in sorted(pairs, reverse=True)}  # the fewest bits come last
+    return [(int(asked[query]), int(known[column])) for query, column in sorted(best.items())]
+
+
+def _small_pictures(images: ImageSet) -> tuple[np.ndarray, np.ndarray]:
+    """Small grey pictures, float32 [N, SIDE, SIDE], and whose: plain and unreadable images have none."""
+    pictures, indices = [], []
+    for index in range(len(images)):
+        try:
+            picture = _small(images.source(index))
+        except BrokenImageError:  # reported where it is used, as are images of other channels
+            continue
+        if picture.std() > PLAIN:
+            pictures.append(picture)
+            indices.append(index)
+    return np.array(pictures, np.float32).reshape(-1, SIDE, SIDE), np.array(indices, np.int64)
+
+
+def _small(source: Path | str) -> np.ndarray:
+    image: Image.Image = open_smaller(source, _shrink, EIGHT_BIT)[0]
+    return np.asarray(image.convert("L").resize((SIDE, SIDE), Image.Resampling.BOX, reducing_gap=2.0), np.float32)
+
+
+def _shrink(size: tuple[int, int]) -> int:
+    return next((divisor for divisor in (8, 4, 2) if min(size) >= 2 * SIDE * divisor), 1)
+
+
+def _unit(pictures: np.ndarray) -> np.ndarray:
+    """Rows [N, SIDE²] of mean 0 and length 1, whose products are correlations."""
+    rows = pictures.reshape(len(pictures), -1)
+    rows = rows - rows.mean(1, keepdims=True)
+    unit: np.ndarray = rows / np.linalg.norm(rows, axis=1, keepdims=True)
+    return unit
+
+
+def _hashes(pictures: np.ndarray) -> np.ndarray:
+    """dHash: whether each pixel is brighter than its left neighbour, uint8 [N, 30]."""
+    return np.packbits((pictures[:, :, 1:] > pictures[:, :, :-1]).reshape(len(pictures), -1), axis=1)
