@@ -25,6 +25,8 @@ _COLOURS, _ALPHA = 2, (1, 2)  # TIFF's photometric interpretations from RGB on, 
 
 Source = Path | str | IO[bytes]
 
+_PILLOWS = ("bool", "uint8", "uint16", "uint32", "int16", "int32", "float32")  # types of greys that Pillow reads
+
 
 class BandsError(ValueError):
     """A file that holds no image, or not the one that is asked for; the message says why."""
@@ -169,7 +171,7 @@ def _is_pillows(page: Any) -> bool:
     """Whether Pillow reads all of a page's channels: one of any type, or 8-bit colour or grey with transparency."""
     samples = page.samplesperpixel
     if samples == 1:
-        return True
+        return page.dtype is None or page.dtype.name in _PILLOWS
     grey_alpha = samples == 2 and page.extrasamples and page.extrasamples[0] in _ALPHA
     eight_bit = page.dtype is None or page.dtype.itemsize == 1
     return bool(eight_bit and (grey_alpha or (samples in (3, 4) and page.photometric >= _COLOURS)))

@@ -153,7 +153,11 @@ def _values(image: Image.Image, channels: int, source: Source | None) -> np.ndar
 def _png_values(source: Source) -> np.ndarray:
     """All 16 bits of a PNG, uint16 [H, W, C]; transparency is left out."""
     import torch
-    from torchvision.io import decode_png
+
+    try:
+        from torchvision.io import decode_png
+    except ImportError:  # torchvision plans to move decoding to another package
+        raise PixelsError("its 16-bit colours need torchvision's decoder of PNGs: save them as TIFF or .npy") from None
 
     coded = Path(source).read_bytes() if isinstance(source, str | Path) else _whole(source)
     with warnings.catch_warnings(action="ignore"):  # torchvision plans to move decoding elsewhere

@@ -1,4 +1,4 @@
-"""The pixels of the images: their depth, channels and range, whether one mapping fits all, and their colour profiles."""
+"""Depth, channels and range of the images, whether one mapping fits all of them, and their colour profiles."""
 
 from collections import Counter
 
