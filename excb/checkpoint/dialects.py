@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from excb.networks.architecture import POSITIONS, Architecture
+from excb.networks.preprocessing import Preprocessing
 
 Tensors = dict[str, Tensor]
 
@@ -16,6 +17,7 @@ _DINOV2 = {(384, 12): "small", (768, 12): "base", (1024, 24): "large", (1536, 40
 _DINOV3 = {(384, 12): "small", (768, 12): "base", (1024, 24): "large", (1280, 32): "huge_plus", (4096, 40): "7b"}
 _DINOV3_HEADS = {4096: 32, 1280: 20}  # others have 64 channels a head
 _DINOV2_SIDE, _DINOV2_PATCH = 518, 14  # pixels
+_META = Preprocessing(interpolation="bicubic")  # 256 and 224, of DINOv2, DINOv3 and Franca, whatever their positions
 
 _CAPI_NAMES = {
     "residual1.norm.": "norm1.",
@@ -43,6 +45,7 @@ class Read(NamedTuple):
 
     tensors: Tensors
     architecture: Architecture | None = None  # where the names tell all of it, also what shapes do not show
+    preprocessing: Preprocessing | None = None  # that the only authors who write these names evaluate with
 
 
 def usual_names(tensors: Tensors) -> Read:
@@ -125,14 +128,14 @@ def _dinov2(tensors: Tensors, width: int, depth: int) -> Read:
         # Franca, whose smaller networks have the giant's gated layers: as wide as they are in the file, rounded down.
         ratio = (len(tensors["blocks.0.mlp.w12.weight"]) + 0.5) / width
         options |= {"embed_dim": width, "depth": depth, "num_heads": width // 64, "mlp_ratio": ratio}
-        return Read(read, Architecture("timm:vit_giant_patch14_dinov2", options))
+        return Read(read, Architecture("timm:vit_giant_patch14_dinov2", options), _META)
     if registers is None:
-        return Read(read, Architecture(f"timm:vit_{size}_patch14_dinov2", options))
+        return Read(read, Architecture(f"timm:vit_{size}_patch14_dinov2", options), _META)
     if registers.shape[1] != 4 or token.shape != embeddings[:, :1].shape:
         return Read(tensors)
     read["reg_token"] = read.pop("register_tokens")
     read["cls_token"], read["pos_embed"] = token + embeddings[:, :1], embeddings[:, 1:]
-    return Read(read, Architecture(f"timm:vit_{size}_patch14_reg4_dinov2", options))
+    return Read(read, Architecture(f"timm:vit_{size}_patch14_reg4_dinov2", options), _META)
 
 
 def _dinov3(tensors: Tensors, width: int, depth: int) -> Read:
@@ -162,4 +165,4 @@ def _dinov3(tensors: Tensors, width: int, depth: int) -> Read:
         read |= {f"{stem}q_bias": queries, f"{stem}v_bias": values}
     read["reg_token"] = read.pop("storage_tokens")
     name = f"timm:vit_{size}_patch16_dinov3{'_qkvb' if biased else ''}"
-    return Read(_renamed(read, _DINOV3_NAMES), Architecture(name, {"global_pool": "token"}))
+    return Read(_renamed(read, _DINOV3_NAMES), Architecture(name, {"global_pool": "token"}), _META)

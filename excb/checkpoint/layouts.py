@@ -83,7 +83,7 @@ def map_file(
     )
     if known_layout is not None and not exact:
         located = _with_positions(located, known_layout)
-    preprocessing, origin = _preprocessing(known_layout, located)
+    preprocessing, origin = _preprocessing(known_layout, located, result.preprocessing)
     if layout is None and name == "torchvision" and result.architecture.timm_name:
         name = "timm"  # the same places
     return Stored(
@@ -117,10 +117,14 @@ def _with_positions(architecture: Architecture, layout: Layout) -> Architecture:
     return replace(architecture, options=architecture.options | {POSITIONS: layout.positions})
 
 
-def _preprocessing(layout: Layout | None, architecture: Architecture) -> tuple[Preprocessing, str]:
-    """The preprocessing of a file's images, and its source: the layout's authors, timm, or none."""
+def _preprocessing(
+    layout: Layout | None, architecture: Architecture, evaluated: Preprocessing | None
+) -> tuple[Preprocessing, str]:
+    """The preprocessing of a file's images, and its source: the authors of its layout or names, timm, or none."""
     if layout is not None and layout.preprocessing is not None:
         return layout.preprocessing, f"as the authors of {layout.name} evaluate it"
+    if evaluated is not None:
+        return evaluated, "as the authors of such files evaluate them"
     if architecture.name.startswith("timm:") and (published := published_preprocessing(architecture)):
         return published, f"as timm's configuration of {architecture.name.removeprefix('timm:')} says"
     nobody = "the usual one, for nothing in the file says which"
@@ -168,7 +172,7 @@ def _map_known(layout: Layout, file: File) -> LocatedNetwork:
         places = " or ".join(f"'{text}'" for text in (layout.teacher if file.network == "teacher" else layout.student))
         raise UserError(f"{file.source} is not of the layout {layout.name}: no tensors at {places}")
     cut = {_renamed(name, layout.renames): value for name, value in place.cut(file.dictionaries).items()}
-    tensors, known = usual_names(cut)
+    tensors, known, evaluated = usual_names(cut)
     stated = file.architecture or _architecture_of_run(file.contents)
     architecture = stated or file.with_options(known or recognise(tensors))
     if architecture is None:
@@ -179,7 +183,7 @@ def _map_known(layout: Layout, file: File) -> LocatedNetwork:
     if rows:
         raise coverage_error(rows, tensors, architecture, expected=len(wanted), source=file.source)
     exact = known is not None and stated is None
-    return LocatedNetwork(layout.name, place, tensors, architecture, wanted, rows, exact)
+    return LocatedNetwork(layout.name, place, tensors, architecture, wanted, rows, exact, evaluated)
 
 
 def _renamed(name: str, renames: Mapping[str, str]) -> str:

@@ -14,6 +14,7 @@ from excb.checkpoint.dialects import usual_names
 from excb.checkpoint.layout_table import SPARE, Dictionaries, NetworkPlace
 from excb.errors import UserError
 from excb.networks.architecture import Architecture
+from excb.networks.preprocessing import Preprocessing
 
 ORDER = "order"  # the layout of a file whose tensors match in number, kinds, shapes and order, but not in names
 
@@ -68,6 +69,7 @@ class LocatedNetwork(NamedTuple):
     wanted: dict[str, Tensor]
     rows: list[Mismatch]  # what does not fit
     exact: bool = False  # whether the names tell all of the architecture, also what shapes do not show
+    preprocessing: Preprocessing | None = None  # that the authors of these names evaluate with
 
 
 def dictionaries_of(contents: Any) -> Dictionaries:
@@ -120,12 +122,12 @@ def locate_network(file: File) -> LocatedNetwork:
     for path, tensors in file.dictionaries.items():
         for prefix in sorted(_prefixes(tensors, file.wanted)):
             place = NetworkPlace(path, prefix)
-            cut, known = usual_names(place.cut(file.dictionaries))
+            cut, known, evaluated = usual_names(place.cut(file.dictionaries))
             if architecture := file.architecture or file.with_options(known or recognise(cut)):
                 wanted = file.wanted or blueprint(architecture)
                 rows = cover(cut, wanted, SPARE)
                 exact = known is not None and file.architecture is None
-                candidates.append(LocatedNetwork(str(place), place, cut, architecture, wanted, rows, exact))
+                candidates.append(LocatedNetwork(str(place), place, cut, architecture, wanted, rows, exact, evaluated))
     complete = [candidate for candidate in candidates if not candidate.rows]
     if matches := complete or list(_ordered(file)):
         return _only(matches, file)

@@ -1,5 +1,6 @@
 """Read the checkpoint at a path: a run folder or file, an exported folder, or a file of any known foreign layout."""
 
+import re
 import warnings
 from collections.abc import Collection
 from dataclasses import replace
@@ -55,8 +56,9 @@ def _read(path: Path, network: Which, *, allow: Collection[str], heads: bool) ->
             raise UserError(f"no checkpoint in {path}: name a run folder, a checkpoint file or an exported folder")
         return _from_run(*_evaluated(*newest), network)
     if not path.exists():
+        hub = f"; the Hugging Face Hub's is hf-hub:{path}" if re.fullmatch(r"[\w-]+/[\w.-]+", str(path)) else ""
         raise UserError(
-            f"no checkpoint {path}: name a run folder, a checkpoint file or an exported folder{nearest_path(path)}"
+            f"no checkpoint {path}: name a run folder, a checkpoint file or an exported folder{nearest_path(path)}{hub}"
         )
     try:
         return _from_run(path, run_checkpoint.read_run_checkpoint(path), network)

@@ -79,6 +79,7 @@ def block_of(config: dict[str, Any]) -> dict[str, Any]:
     Raises:
         ArithmeticError, AttributeError, KeyError, TypeError, ValueError: it is none of timm's, or of a network that
             does not take square RGB images.
+        UserError: timm states no one way to prepare its images.
     """
     from timm.data import resolve_data_config
     from timm.models import get_pretrained_cfg, is_model

@@ -13,7 +13,7 @@ from excb.checkpoint.stored import Stored, Which, load_strictly
 from excb.console import Reporter
 from excb.errors import UserError, require
 from excb.files.records import RecordError
-from excb.hub import selftest
+from excb.hub import selftest, timm_models
 from excb.hub.backbone import Backbone, Entry
 from excb.hub.catalogue import Checkpoint
 from excb.networks.architecture import Architecture
@@ -84,6 +84,8 @@ def import_file(
     built = stored.architecture.build()
     load_strictly(built, stored.tensors, what=f"{file} ({stored.architecture.name})")
     if checkpoint is None:
+        if stored.architecture.name.startswith(timm_models.PREFIX):
+            stored = timm_models.as_evaluated(stored, name)
         checkpoint = _new_row(stored, built, name, preprocessing or {}, reporter)
     dropped = stored.facts.get("dropped")
     facts = {

@@ -1,6 +1,7 @@
 """`load`: a name becomes a backbone in five steps, each done once: resolve, fetch, read, cover, build."""
 
 import os
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -11,7 +12,8 @@ from excb.checkpoint import reading
 from excb.checkpoint.coverage import blueprint
 from excb.checkpoint.stored import Stored, Which, check_fit, load_strictly
 from excb.console import Reporter
-from excb.errors import UserError
+from excb.errors import UserError, require
+from excb.hub import timm_models, transformers_models
 from excb.hub.backbone import Backbone, Entry
 from excb.hub.buckets import fetch_kept
 from excb.hub.catalogue import Checkpoint
@@ -105,34 +107,48 @@ def obtain(name: str | os.PathLike[str], *, network: Which = "teacher") -> Path:
 def _read(name: str | os.PathLike[str], *, network: Which, heads: bool) -> tuple[Stored, nn.Module | None]:
     """Resolve, fetch and read; with the network where an import has built it already."""
     resolved, reporter = resolve(name, network=network), Reporter()
-    if resolved.name.startswith(TIMM) and resolved.path is None:
-        from excb.hub import timm_models
-
-        if network != "teacher":
-            raise UserError(f"{name} has no {network}: leave --network out")
-        return timm_models.read(resolved.name), None
-    if resolved.name.startswith(UNTRAINED):
-        from excb.hub import untrained_models
-
-        if network != "teacher":
-            raise UserError(f"{name} has no {network}: leave --network out")
-        return untrained_models.read(resolved.name), None
+    if (make := _maker(resolved)) is not None:
+        _check_teacher(name, network)
+        return make(resolved.name), None
     fetched = _fetch(resolved, reporter)
     if fetched.foreign:
         imported = _imported(resolved, fetched, network, reporter)
         return (imported.stored if heads else replace(imported.stored, heads={})), imported.network
-    stored = reading.read(fetched.path, network=network, heads=heads)
-    if resolved.row is not None and "timm" in stored.facts:
-        # A mirror of timm's has its own preprocessing and interpolates position embeddings its own way: the row's hold
-        # wherever the weights were fetched.
-        row, theirs = resolved.row, stored.architecture
-        own = {name: value for name, value in row.architecture.options.items() if name == POSITIONS}
-        architecture = replace(theirs, options=theirs.options | own)
-        if row.architecture.name.startswith(TIMM):
-            # The row says all of it: one repository serves CLIP's network with either GELU, and only one is OpenAI's.
-            architecture = row.architecture
-        stored = replace(stored, preprocessing=row.preprocessing, architecture=architecture)
-    return stored, None
+    if (folder := transformers_models.saved_folder(fetched.path)) is not None:
+        _check_teacher(name, network)
+        return transformers_models.read(folder), None
+    return _as_published(reading.read(fetched.path, network=network, heads=heads), resolved), None
+
+
+def _maker(resolved: Resolved) -> Callable[[str], Stored] | None:
+    """The reader of a network that no file of ours or of the zoo holds; None of all others."""
+    if resolved.name.startswith(TIMM) and resolved.path is None:
+        return timm_models.read
+    if resolved.name.startswith(UNTRAINED):
+        from excb.hub import untrained_models
+
+        return untrained_models.read
+    return None
+
+
+def _check_teacher(name: str | os.PathLike[str], network: Which) -> None:
+    require(network == "teacher", f"{name} has no {network}: leave --network out")
+
+
+def _as_published(stored: Stored, resolved: Resolved) -> Stored:
+    """A folder of timm's as its row in the catalogue has it, wherever it was fetched; all others as they are."""
+    if "timm" not in stored.facts:
+        return stored
+    if resolved.row is None:
+        return timm_models.as_evaluated(stored, resolved.name)
+    # A mirror has its own preprocessing and interpolates position embeddings its own way.
+    row, theirs = resolved.row, stored.architecture
+    own = {name: value for name, value in row.architecture.options.items() if name == POSITIONS}
+    architecture = replace(theirs, options=theirs.options | own)
+    if row.architecture.name.startswith(TIMM):
+        # The row says all of it: one repository serves CLIP's network with either GELU, and only one is OpenAI's.
+        architecture = row.architecture
+    return replace(stored, preprocessing=row.preprocessing, architecture=architecture)
 
 
 class _Fetched(NamedTuple):

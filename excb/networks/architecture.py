@@ -30,7 +30,7 @@ POSITIONS = "position_interpolation"
 # timm's option for the channels of the images, which our ResNets and conv4 take too; three where it is missing.
 CHANNELS, RGB = "in_chans", 3
 
-_TORCHVISION_PREFIX = "torchvision:"
+_TORCHVISION_PREFIX, _TRANSFORMERS_PREFIX = "torchvision:", "transformers:"
 _RETURN_MORE = ("googlenet", "inception_v3")  # than features while they train
 
 # Arguments of timm's and torchvision's builders that a file may not set: they name other weights, or change the output.
@@ -64,8 +64,9 @@ class Architecture:
     Args:
         name: one of torchvision's ResNets ("resnet50"), one with the stem of CIFAR ("resnet18_cifar") or with more
             channels ("resnet50w2"), a short name ("vit_small"), "timm:NAME", "torchvision:NAME" of any image
-            classifier, our "conv4", or "capi", CAPI's ViT-L/14.
-        options: keyword arguments for timm's `create_model` or torchvision's `get_model`; of ResNets only
+            classifier, "transformers:TYPE" of an image encoder, our "conv4", or "capi", CAPI's ViT-L/14.
+        options: keyword arguments for timm's `create_model` or torchvision's `get_model`; fields of transformers'
+            config; of ResNets only
             `zero_init_residual`, `in_chans`, and those of `excb.networks.resnets.small_stem`; of conv4 `widths`, `stem`
             and `in_chans`; of capi its sizes. For timm's ViTs also `POSITIONS`.
     """
@@ -92,7 +93,7 @@ class Architecture:
         kept = {name: value for name, value in self.options.items() if name != CHANNELS}
         if channels == RGB:
             return replace(self, options=kept)
-        if self.name == "capi" or self.name.startswith(_TORCHVISION_PREFIX):
+        if self.name == "capi" or self.name.startswith((_TORCHVISION_PREFIX, _TRANSFORMERS_PREFIX)):
             raise UserError(
                 f"backbone {self.name} takes images of {RGB} channels, not {channels}: choose conv4, a ResNet, a ViT "
                 "or timm:NAME"
@@ -146,6 +147,8 @@ class Architecture:
         with _bounded():
             if self.name.startswith(_TORCHVISION_PREFIX):
                 return self._build_torchvision(drop_path)
+            if self.name.startswith(_TRANSFORMERS_PREFIX):
+                return self._build_transformers(drop_path)
             wanted = drop_path > 0 or "drop_path_rate" in self.options
             network = seed_drop_path(self._build_timm(drop_path), wanted=wanted)
         if self.positions == "dino":
@@ -188,6 +191,13 @@ class Architecture:
         except REFUSALS as error:
             raise UserError(f"torchvision's {name} does not take these options: {first_line(error)}") from None
         return _without_classifier(network, name)
+
+    def _build_transformers(self, drop_path: float) -> "nn.Module":
+        from excb.networks.from_transformers.encoders import build_encoder
+
+        if drop_path or CHANNELS in self.options:
+            raise UserError(f"backbone {self.name} takes neither drop path nor {CHANNELS}: use timm's network")
+        return build_encoder(self.name.removeprefix(_TRANSFORMERS_PREFIX), self.options)
 
     def _build_timm(self, drop_path: float) -> "nn.Module":
         import timm

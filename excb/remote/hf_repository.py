@@ -23,7 +23,8 @@ if TYPE_CHECKING:
 HUB = "https://huggingface.co"
 WEIGHTS = "model.safetensors"
 REQUIRED = ("config.json", WEIGHTS)
-FILES = [*REQUIRED, "excb_head.safetensors", "selftest.safetensors", "README.md", "results/*.json"]
+PROCESSOR = "preprocessor_config.json"  # of transformers
+FILES = [*REQUIRED, PROCESSOR, "excb_head.safetensors", "selftest.safetensors", "README.md", "results/*.json"]
 _REVISION = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/-]*")
 
 

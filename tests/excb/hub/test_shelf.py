@@ -122,6 +122,7 @@ def test_preprocessing_is_timms_or_the_authors(name: str) -> None:
     else:
         assert (row.preprocessing.crop, row.preprocessing.interpolation) == (cfg.input_size[1], cfg.interpolation)
         assert row.preprocessing.resize == int(cfg.input_size[1] / cfg.crop_pct)
+        assert row.preprocessing.crop_mode == cfg.crop_mode
 
 
 def test_clip_has_the_activation_that_it_was_trained_with() -> None:

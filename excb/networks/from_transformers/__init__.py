@@ -1,0 +1,1 @@
+"""Image encoders of the library transformers: its own classes, with the outputs that our other networks have."""
