@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal, Self
@@ -24,7 +24,7 @@ from excb.hub.backbone import Backbone, Entry
 from excb.hub.loading import load
 from excb.hub.resolve import UNTRAINED
 from excb.images.image_set import Images, ledger_of
-from excb.ledger import NOTHING, Ledger
+from excb.ledger import NAMED, NOTHING, Ledger, doubt
 from excb.networks.architecture import RGB
 from excb.networks.backbone import check_resolution, image_channels
 from excb.networks.features import Kind
@@ -56,6 +56,7 @@ class Task:
     workers: int  # processes that read images
     cache: Path | None = None  # where features are kept; None keeps none
     precision: Precision = "fp32"  # of passes through the frozen backbone
+    doubts: dict[str, Ledger] = field(default_factory=dict, compare=False)  # about features, by set
 
     @classmethod
     def prepare(
@@ -102,7 +103,9 @@ class Task:
             UserError: checkpoint or images cannot be used; or as `on`.
         """
         train_set = labelled_folder(train) if isinstance(train, Path) else train
-        test_set = with_classes_of(scan_labelled(test, "test"), train_set, rename=rename) if isinstance(test, Path) else test
+        test_set = (
+            with_classes_of(scan_labelled(test, "test"), train_set, rename=rename) if isinstance(test, Path) else test
+        )
         backbone = backbone_of(checkpoint, network=network, heads=heads)
         preprocessing = backbone.transform
         if resize is not None or crop is not None:
@@ -199,7 +202,7 @@ class Task:
         backbone = Backbone(network, ours.transform, entry).eval().to(self.device)
         if self.device.type == "cpu":
             backbone.to(memory_format=torch.channels_last)
-        return replace(self, backbone=backbone).calibrated()
+        return replace(self, backbone=backbone, doubts={}).calibrated()
 
     def baseline(self, name: str) -> Self:
         """The same evaluation of features that no network makes, from the same inputs; all ranks call this.
@@ -221,7 +224,7 @@ class Task:
             else rows_of_inputs(name, prepared)
         )
         network.transform = prepared  # type: ignore[assignment]
-        return replace(self, backbone=adopt(network).eval().to(self.device))
+        return replace(self, backbone=adopt(network).eval().to(self.device), doubts={})
 
     def reference(self, option: str) -> tuple[str, Callable[[], Self]]:
         """A reference of the evaluation, by the option that asks for it: its words, and what makes its task."""
@@ -308,6 +311,12 @@ class Task:
             UserError: as `stored`.
         """
         rows = self.stored(images, name, reporter, kind=kind).all()
+        odd = (~rows.sum(1).isfinite()).nonzero()[:, 0].tolist()  # any inf or NaN in a row makes its sum one
+        if odd:
+            names = [images.paths[index] for index in odd[:NAMED]]
+            advice = "no figure is right with them: try --feature-precision fp32, or other weights"
+            self.doubts[name] = doubt("rows of features that are not finite", names, advice, of=name, count=len(odd))
+            self.doubts[name].tell(reporter)
         assert images.labels is not None
         return rows, torch.from_numpy(images.labels)
 
@@ -330,7 +339,7 @@ class Task:
     def ledger(self) -> Ledger:
         """What was left out of every set, or is doubted in it."""
         unique = {id(images): (images, name) for name, images in self.sets.items()}  # one set may have two names
-        return sum((ledger_of(images).of(name) for images, name in unique.values()), NOTHING)
+        return sum((ledger_of(images).of(name) for images, name in unique.values()), sum(self.doubts.values(), NOTHING))
 
     def describe_checkpoint(self) -> dict[str, Any]:
         """The checkpoint, for the result."""

@@ -4,7 +4,7 @@ from collections import Counter
 from pathlib import Path
 
 from excb.errors import UserError
-from excb.images.image_set import CodedImages, ImageSet
+from excb.images.image_set import CodedImages, ImageSet, ledger_of
 from excb.images.scanning import scan_folder
 from excb.images.shards import Note, open_shards
 from excb.images.tars.places import holds_shards, is_shards, names_tars
@@ -19,14 +19,17 @@ def training_images(data: str | None, listed: Path | None, note: Note = lambda _
     Args:
         data: a folder or shards; with a list, the folder of its paths.
         listed: a file with one path a line.
-        note: called with a message when shards are indexed.
+        note: called with messages when shards are indexed, and with the lines of the ledger.
 
     Raises:
         UserError: there are none, they cannot be used, or a list starts with missing files.
     """
     if listed is None:
         assert data is not None
-        return open_images(data, note)
+        found = open_images(data, note)
+        for line in ledger_of(found).lines():
+            note(line)
+        return found
     if data is not None and is_shards(data):
         raise UserError(f"--list names files, and {data} holds shards: leave one of them out")
     images = read_list(listed, data)

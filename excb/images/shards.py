@@ -160,8 +160,6 @@ def open_shards(text: str, note: Note = lambda _line: None) -> ShardImages:
         raise UserError(f"no image in {text} ({size}): it needs files ending in {' '.join(EXTENSIONS)}")
     skipped = sum(map(Counter, index.skipped), Counter[str]())
     ledger = Ledger(tuple(LedgerEntry(kind, count) for kind, count in sorted(skipped.items())))
-    if skipped:
-        note(f"passed over in {text}: " + ", ".join(f"{count:,} {kind}" for kind, count in sorted(skipped.items())))
     if 0 < (bare := int((index.labels < 0).sum())) < len(index.labels):
         note(f"{bare:,} of {len(index.labels):,} images in {text} have no label: label files are not used")
     return ShardImages(text, tuple(places), index, *_classes(index), ledger=ledger)

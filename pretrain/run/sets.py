@@ -76,6 +76,8 @@ def find_sets(data: str | Path, note: Note = lambda _line: None, *, held_out: Se
     shared = np.flatnonzero(labels >= 0)
     if not len(shared):
         return ImageSets(train, None)
+    if dropped := len(other) - len(shared):
+        note(f"left out of {other.root}: {dropped:,} images of classes without training images")
     if isinstance(other, ImageSet):
         paths = [other.paths[index] for index in shared.tolist()]
         return ImageSets(train, replace(other, paths=paths, labels=labels[shared], classes=train.classes))

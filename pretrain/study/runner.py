@@ -11,6 +11,7 @@ from pathlib import Path
 from excb.console import Progressor, Reporter, duration
 from excb.errors import USER_ERROR, UserError
 from excb.files.atomic import write_text
+from excb.images.image_set import ledger_of
 from excb.images.scanning import refuse_among
 from excb.references.baselines import REFERENCES, UNTRAINED
 
@@ -191,6 +192,7 @@ def run_study(
     """
     selected = study.select(cells)
     sets = find_sets(data, reporter.note)
+    ledger_of(sets.train).tell(reporter)
     if len(sets.train) < 2:
         raise UserError(f"{sets.train.root} holds one image: a study needs at least a few hundred")
     refuse_among(sets.train, out)

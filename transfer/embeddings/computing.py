@@ -77,7 +77,8 @@ def compute(task: Task, cache: Path | None, reporter: Reporter, *, loads: str = 
     backbone = task.backbone
     model = task.describe_checkpoint() | {"weights_sha256": weights_hash(backbone.network), "loads": loads}
     root = os.fspath(images.root)
-    return Embeddings(readable, paths, root, model, unreadable, backbone=_with(backbone, task.preprocessing))
+    own = _with(backbone, task.preprocessing)
+    return Embeddings(readable, paths, root, model, unreadable, ledger_of(images), backbone=own)
 
 
 def _with(backbone: Any, preprocessing: Any) -> Any:

@@ -14,6 +14,7 @@ import numpy as np
 from excb.errors import UserError
 from excb.files import json_text, npy
 from excb.files.atomic import new_file
+from excb.ledger import Ledger
 
 from .vectors import ArrayRows, Vectors
 
@@ -55,7 +56,8 @@ def read_vectors(file: Path) -> Vectors:
         if facts["format"] != FORMAT or rows.ndim != 2 or rows.dtype != np.float32 or len(rows) != len(paths):
             raise ValueError("other contents")
         model, unreadable = dict(facts["model"]), dict(facts["unreadable"])
-        return Vectors(ArrayRows(rows), paths, str(facts["root"]), model, unreadable)
+        ledger = Ledger.from_dict(facts.get("ledger", {}))
+        return Vectors(ArrayRows(rows), paths, str(facts["root"]), model, unreadable, ledger)
     except FileNotFoundError:
         raise UserError(f"no file {file}: name one that `excb-eval embed` wrote") from None
     except npy.DAMAGE as error:

@@ -8,12 +8,12 @@ from typing import Any
 
 from excb.errors import UserError, require
 from excb.images.image_set import Images, ImageSet, fingerprint_of
-from excb.images.opening import training_images
+from excb.images.opening import open_images, training_images
 from excb.images.picture import as_channels, is_picture
 from excb.images.pixels import EIGHT_BIT, Pixels
-from excb.images.scanning import scan_folder
 from excb.images.tars.places import is_shards
 
+from ..data.label_files import is_table, scan_labelled
 from ..data.sources import is_named, open_source
 
 
@@ -32,13 +32,16 @@ def any_images(
         UserError: there are none, or they cannot be used.
     """
     require(bool(data or listed), "name the images with --data DIR, or a list of them with --list FILE")
-    if listed is not None or is_shards(data or ""):
+    if listed is not None:
         return training_images(data, listed, note)
     assert data is not None
+    if is_shards(data):
+        return open_images(data, note)
     if is_named(data):
         return open_source(data, "train", data_root=data_root, note=note)
-    require(not Path(data).is_file(), f"{data} is a file: name a folder with --data DIR, or a list with --list FILE")
-    return scan_folder(data)
+    is_file = Path(data).is_file() and not is_table(data)
+    require(not is_file, f"{data} is a file: name a folder or a CSV with --data, or a list with --list FILE")
+    return scan_labelled(data, None, note)
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from excb.ledger import NOTHING, Ledger
 from excb.neighbours.unit_rows import Rows
 
 AT_ONCE = 8192  # rows that are read, written or indexed together
@@ -67,6 +68,7 @@ class Vectors:
         root: the folder, or the name of the source.
         model: what made the vectors: "name", "source", "weights_sha256", "preprocessing" and more.
         unreadable: images that could not be read and have no row, and why.
+        ledger: what else the search for images left out.
     """
 
     rows: Rows
@@ -74,6 +76,7 @@ class Vectors:
     root: str
     model: Mapping[str, Any]
     unreadable: Mapping[str, str] = field(default_factory=dict)
+    ledger: Ledger = NOTHING
 
     def parts(self) -> Iterator[np.ndarray]:
         """The vectors in order, some thousand rows [n, D] at a time."""
@@ -97,4 +100,4 @@ class Vectors:
             "width": self.rows.width,
             "model": json.loads(json.dumps(dict(self.model))),
             "unreadable": dict(self.unreadable),
-        }
+        } | ({"ledger": self.ledger.to_dict()} if self.ledger else {})

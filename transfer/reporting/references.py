@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from excb.console import Reporter
+from excb.ledger import Ledger, doubt
 from excb.references import patches
 from excb.references.baselines import WITHOUT_NETWORK
 from excb.references.guessing import CHANCE, MAJORITY, chance, majority
@@ -35,6 +36,7 @@ _RIVALS = {
     HISTOGRAM: "colour histograms do",
     PATCHES: f"{patches.TITLE} do",
 }
+MOST_BY_CHANCE = 50.0  # percent of a figure that says something
 _MOST = 12  # rows of the table in a terminal
 _NAMED = 3  # figures that a sentence names, at most
 
@@ -49,6 +51,13 @@ def guesses(task: "Task", scored: Predictions) -> dict[str, dict[str, float]]:
             template.format(f"top{top}"): value for template in scored.values for top, value in values.items()
         }
     return figures
+
+
+def nearly_by_chance(references: Mapping[str, Mapping[str, float]]) -> Ledger:
+    """The figures that guessing at random nearly reaches, such as top-5 of three classes."""
+    high = {figure: value for figure, value in references.get(CHANCE, {}).items() if value > MOST_BY_CHANCE}
+    names = [f"{figure} ({value:.0f} %)" for figure, value in high.items()]
+    return doubt(f"figures that guessing brings above {MOST_BY_CHANCE:.0f} %", names, "they say little")
 
 
 def with_reference(result: Result, name: str, reference: Result) -> Result:

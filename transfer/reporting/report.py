@@ -19,7 +19,7 @@ from ..task import Task
 from . import label_scores
 from .label_scores import LabelScores
 from .predictions import ImageScores, Predictions, Scored, unpack_predictions
-from .references import below, guesses
+from .references import below, guesses, nearly_by_chance
 
 
 def make_result(
@@ -43,18 +43,19 @@ def make_result(
     """
     scores = scored.scores()
     described = task.describe()
+    references = guesses(task, scored) if isinstance(scored, Predictions) else {}
     result = Result(
         protocol=protocol,
         figures={name: round(statistics.percent(each), 4) for name, each in scores.items()},
         settings=settings | task.settings,
         checkpoint=described["checkpoint"] | {"weights_sha256": weights_hash(task.backbone.network)},
         data=described["data"],
-        ledger=described["ledger"],
+        ledger=described["ledger"] + nearly_by_chance(references),
         seconds=round(seconds, 1),
         intervals={name: statistics.interval(each) for name, each in scores.items()},
         per_class={name: statistics.by_class(scores[name], scored.targets, scored.classes) for name in scored.main},
         notes=[*(task.unknown_notes() if isinstance(scored, Predictions) else []), *notes, *_untrained_note(task)],
-        references=guesses(task, scored) if isinstance(scored, Predictions) else {},
+        references=references,
     )
     return replace(result, notes=[*result.notes, *below(result)])
 

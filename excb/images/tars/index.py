@@ -22,7 +22,7 @@ from excb.images.tars.table import MOST_BYTES, TarTable, read_table
 from excb.remote import byte_ranges
 from excb.remote.home import cache_root
 
-VERSION = 1  # raise it when the same shards give another index
+VERSION = 2  # raise it when the same shards give another index
 FOLDER = "shards"  # in the cache
 _ARRAYS = ("counts", "offsets", "sizes", "labels")  # of a `ShardIndex`
 

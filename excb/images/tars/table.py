@@ -9,7 +9,7 @@ from typing import IO
 from excb.errors import UserError
 from excb.files import json_text
 from excb.images.decoding import DAMAGE
-from excb.images.formats.known import EXTENSIONS
+from excb.images.formats.known import EXTENSIONS, extension_of
 
 MOST_BYTES = 2**30  # of an image: it is read as a whole
 LABEL_BYTES = 2**20  # of a .cls or .json file at most
@@ -71,6 +71,7 @@ def _read(stream: IO[bytes], place: str) -> TarTable:
                 continue
             name = PurePosixPath(member.name).as_posix()
             if any(part.startswith(".") for part in name.split("/")):
+                skipped["hidden files"] += 1
                 continue
             suffix = name.lower().rpartition(".")[2]
             if f".{suffix}" in EXTENSIONS:
@@ -79,6 +80,8 @@ def _read(stream: IO[bytes], place: str) -> TarTable:
             elif suffix in ("cls", "json") and member.size <= LABEL_BYTES:
                 stream.seek(member.offset_data)
                 _add_label(labels, name, stream.read(member.size))
+            else:
+                skipped[extension_of(name) or "without extension"] += 1
         _check_end(stream, tar.offset, place)
     return TarTable(
         list(images),
