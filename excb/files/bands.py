@@ -180,6 +180,8 @@ def _is_pillows(page: Any) -> bool:
 def _tiff_axis(page: Any, channels: int | None) -> int | None:
     """Which axis of a TIFF's values the channels are; its header says it."""
     _require_numbers(page.shape, page.dtype)
+    if len(page.shape) == 2:
+        return _channel_axis(page.shape, channels)
     axis = 0 if page.axes[0] not in "YX" else 2
     if channels is not None and page.shape[axis] != channels:
         raise BandsError(f"it has {page.shape[axis]} channels, not {channels}")
