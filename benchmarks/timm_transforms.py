@@ -62,7 +62,7 @@ def _judge(name: str, data: dict[str, Any], photographs: Sequence[Image.Image]) 
     try:
         ours = preprocessing_of(f"timm:{name}", data)
     except UserError as error:
-        return "refused", str(error)
+        return "refused", str(error).partition(" ")[2]  # without the name, for others have the same configuration
     theirs: Any = create_transform(**data, is_training=False)
     pairs = [(ours(image), theirs(image)) for image in photographs]
     if all(torch.equal(*pair) for pair in pairs):
