@@ -94,13 +94,14 @@ class LabelledImageOptions:
 
     data: str | None = option(
         None,
-        "a folder or URL with train/ and test/ (or val/); torchvision:NAME; hf:ID",
+        "a folder or URL with train/ and test/ (or val/); a CSV of paths, labels and splits; torchvision:NAME; "
+        "hf:ID[,label=COLUMN]",
         metavar="SOURCE",
         group=_IMAGES,
     )
     train: str | None = option(
         None,
-        "labelled images: one sub-folder per class, or tar shards such as 'DIR/*.tar'",
+        "labelled images: one sub-folder per class, a CSV of paths and labels, or tar shards such as 'DIR/*.tar'",
         metavar="DIR",
         group=_IMAGES,
     )

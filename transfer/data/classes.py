@@ -9,8 +9,10 @@ import numpy as np
 
 from excb.errors import UserError, nearest_name
 from excb.images.image_set import Images, ImageSet
-from excb.images.scanning import scan_folder
 from excb.images.shards import ShardImages
+
+from .label_files import scan_labelled
+from .named_sets import Note
 
 FixedImages = TypeVar("FixedImages", bound=ImageSet | ShardImages)
 
@@ -19,13 +21,15 @@ class OtherClassesError(UserError):
     """Train and test images do not have the classes that were expected of them."""
 
 
-def labelled_folder(folder: Path) -> ImageSet:
-    """The images of a folder with one sub-folder per class.
+def labelled_folder(folder: Path, note: Note = lambda _line: None) -> ImageSet:
+    """The images of a folder with one sub-folder per class, or the training images of a table of labels.
 
     Raises:
-        UserError: there are fewer than two class folders.
+        UserError: there are fewer than two classes, or the table is wrong.
     """
-    images = scan_folder(folder)
+    images = scan_labelled(folder, "train", note)
+    if images.classes is not None and len(images.classes) < 2:
+        raise UserError(f"{folder} has one class only ({images.classes[0]}): classification needs at least two")
     if images.labels is None:
         only, below, _ = images.paths[0].partition("/")
         if below and all(path.startswith(f"{only}/") for path in images.paths):
@@ -41,7 +45,7 @@ def with_classes_of(test: FixedImages, train: Images, *, rename: Mapping[str, st
     count as errors. `Task.unknown` lists them.
 
     Args:
-        test: labelled by its folders, or shards with labels.
+        test: labelled by its folders or a table, or shards with labels.
         train: labelled images.
         rename: new names of test folders that are named differently in the train set.
 
@@ -51,12 +55,11 @@ def with_classes_of(test: FixedImages, train: Images, *, rename: Mapping[str, st
         UserError: a test image is in no class folder.
     """
     assert train.classes is not None
-    if isinstance(test, ImageSet):
+    if test.labels is None:
         if any("/" not in path for path in test.paths):
             raise _no_classes(test.root)
         folders = [path.partition("/")[0] for path in test.paths]
     else:
-        assert test.labels is not None
         assert test.classes is not None
         folders = [test.classes[label] for label in test.labels]
     rename = rename or {}
@@ -80,4 +83,7 @@ def with_classes_of(test: FixedImages, train: Images, *, rename: Mapping[str, st
 
 
 def _no_classes(folder: Path | str) -> UserError:
-    return UserError(f"{folder} has no classes: put the images of each class into a sub-folder of its own")
+    return UserError(
+        f"{folder} has no classes: put the images of each class into a sub-folder of its own, or write labels.csv "
+        "there with the columns path and label"
+    )

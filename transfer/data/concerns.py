@@ -25,7 +25,7 @@ def concerns(train: Images, test: Images) -> Ledger:
 def _empty_folders(images: Images) -> Ledger:
     """Class folders without an image, which are not classes."""
     root = Path(images.root)
-    if not isinstance(images, ImageSet) or images.labels is None or not root.is_dir():
+    if not isinstance(images, ImageSet) or images.labels is None or not images.scanned or not root.is_dir():
         return NOTHING
     known = {path.partition("/")[0] for path in images.paths}
     with os.scandir(root) as entries:

@@ -17,6 +17,7 @@ from excb.images.tars.places import holds_shards, is_shards
 from excb.remote.byte_ranges import is_remote
 
 from .classes import labelled_folder, with_classes_of
+from .label_files import is_table, scan_labelled, table_of
 from .label_lists import labelled_by_list, list_beside
 from .named_sets import Note, Split
 
@@ -30,6 +31,9 @@ def open_folder(folder: str, split: Split, note: Note) -> Images:
     Raises:
         UserError: the split is missing or unusable.
     """
+    if not is_remote(folder) and (table := table_of(folder)) is not None and table.has_splits:
+        return table.images(split, note)
+    require(not is_table(folder), f"{folder} has no column split: add one, or name two with --train CSV --test CSV")
     if split == "train":
         train = _below(folder, "train")
         require(
@@ -39,7 +43,7 @@ def open_folder(folder: str, split: Split, note: Note) -> Images:
         )
         return images_with_labels(train, note)
     held_out = held_out_place(folder)
-    return open_shards(held_out, note) if is_shards(held_out) else scan_folder(held_out)
+    return open_shards(held_out, note) if is_shards(held_out) else scan_labelled(held_out, "test", note)
 
 
 def images_below(folder: Path, note: Note) -> Images:
@@ -47,21 +51,27 @@ def images_below(folder: Path, note: Note) -> Images:
     if (folder / "train").is_dir() and any((folder / name).is_dir() for name in ("test", "val")):
         note(f"images of {folder / 'train'}: name another folder of {folder} for its other images")
         folder /= "train"
-    return open_shards(str(folder), note) if is_shards(str(folder)) else scan_folder(folder)
+    return open_shards(str(folder), note) if is_shards(str(folder)) else scan_labelled(folder, None, note)
 
 
 def held_out_place(folder: str) -> str:
     """The folder or URL of the test images: test/, or val/ if test/ is missing or has no labels, as in ImageNet."""
+    if not is_remote(folder) and (table := table_of(folder)) is not None and table.has_splits:
+        return folder
     test, val = _below(folder, "test"), _below(folder, "val")
     if is_remote(folder):
         return test if holds_shards(test) else val
     place = Path(test)
-    labels = place.is_dir() and (_has_folders(place) or list_beside(place) or is_shards(test))
+    labels = place.is_dir() and (_has_folders(place) or list_beside(place) or _has_table(place) or is_shards(test))
     return test if labels or (place.is_dir() and not Path(val).is_dir()) else val
 
 
 def _below(folder: str, name: str) -> str:
     return f"{folder}/{name}" if is_remote(folder) else str(Path(folder) / name)
+
+
+def _has_table(folder: Path) -> bool:
+    return table_of(folder) is not None or folder.with_name(f"{folder.name}.csv").is_file()
 
 
 def _has_folders(folder: Path) -> bool:
@@ -71,7 +81,7 @@ def _has_folders(folder: Path) -> bool:
 
 def images_with_labels(folder: Path | str, note: Note) -> ImageSet | ShardImages:
     """Images of class folders or labelled shards, with classes ordered by number if all are numbers, else by name."""
-    images = _labelled_shards(str(folder), note) if is_shards(str(folder)) else labelled_folder(Path(folder))
+    images = _labelled_shards(str(folder), note) if is_shards(str(folder)) else labelled_folder(Path(folder), note)
     assert images.labels is not None
     classes = images.classes or ()
     if all(name.isascii() and name.isdecimal() for name in classes):
@@ -105,12 +115,12 @@ def _are_wnids(classes: Sequence[str]) -> bool:
 
 
 def test_images(place: Path | str, train: Images, rename: Mapping[str, str], note: Note) -> ImageSet | ShardImages:
-    """Test images by class folders, by shards' labels or by a list, with the train set's class indices."""
+    """Test images by class folders, by shards' labels, by a table or by a list, with the train set's class indices."""
     if is_shards(str(place)):
         return with_classes_of(_labelled_shards(str(place), note), train, rename=rename)
     folder = Path(place)
-    images = scan_folder(folder)
-    if not any("/" in path for path in images.paths):
+    images = scan_labelled(folder, "test", note) if list_beside(folder) is None else scan_folder(folder)
+    if images.labels is None and not any("/" in path for path in images.paths):
         if (file := list_beside(folder)) is not None:
             require(not rename, f"--rename: the images in {folder} have no class folders, {file} gives their classes")
             return labelled_by_list(images, train, file)

@@ -1,9 +1,10 @@
-"""Data sets of the Hugging Face Hub: their image column and the finest of their label columns."""
+"""Data sets of the Hugging Face Hub: their image column, and a label column by name or the finest of them."""
 
 import functools
 import hashlib
 import importlib
 import io
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -12,11 +13,13 @@ from typing import Any
 import numpy as np
 
 from excb.distributed.collectives import run_on_rank0
-from excb.errors import UserError, require
+from excb.errors import UserError, nearest_name, require
 from excb.images.decoding import Source, open_image
 from excb.images.pixels import EIGHT_BIT, Pixels
 
 from .named_sets import Note, NumberedImages, SetSource, Split, one_line, rank0_then_all
+
+_HELD_OUT: tuple[str, ...] = ("test", "validation", "valid", "val")
 
 
 @dataclass(frozen=True)
@@ -58,14 +61,17 @@ def open_hub(text: str, split: Split, _root: Path | None, note: Note) -> HubImag
     """A split with labels; if the test split has none, as in some benchmarks, the validation split replaces it.
 
     Args:
-        text: ID or ID@CONFIG.
+        text: ID[@CONFIG][,label=COLUMN][,image=COLUMN]. A column of labels that is named may hold numbers or texts; its
+            classes are the values of the train and the test split.
         split: which images.
         note: called with messages for the user.
 
     Raises:
-        UserError: there is no such data set or split, or it cannot be loaded.
+        UserError: there is no such data set, split or column, or it cannot be loaded.
     """
-    name, _, config = text.partition("@")
+    place, *options = text.split(",")
+    named = _named_columns(text, options)
+    name, _, config = place.partition("@")
     require(bool(name), "hf: needs a data set's name, as in hf:ethz/food101")
     try:
         library = importlib.import_module("datasets")
@@ -73,35 +79,86 @@ def open_hub(text: str, split: Split, _root: Path | None, note: Note) -> HubImag
         raise UserError(f"hf:{text} needs the package `datasets`: pip install datasets") from None
     errors = (OSError, ValueError, RuntimeError, library.exceptions.DatasetsError)
 
-    def call(function: str, **options: str) -> Any:
+    def call(function: str, **more: str) -> Any:
         try:
-            return getattr(library, function)(name, config or None, **options)
+            return getattr(library, function)(name, config or None, **more)
         except errors as error:
             raise UserError(f"cannot load hf:{text}: {one_line(error)}") from None
 
     available = run_on_rank0(lambda: list(call("get_dataset_split_names")))
-    candidates = ("train",) if split == "train" else ("test", "validation", "valid", "val")
-    for part in (part for part in candidates if part in available):
-        data = rank0_then_all(functools.partial(call, "load_dataset", split=part))
-        images = _hub_images(f"hf:{text}", part, data, library)
+
+    def load(part: str) -> Any:
+        return rank0_then_all(functools.partial(call, "load_dataset", split=part))
+
+    held_out = [part for part in _HELD_OUT if part in available]
+    train = [part for part in ("train",) if part in available]
+    source = f"hf:{text}"
+    for part in train if split == "train" else held_out:
+        data = load(part)
+        image, label = _columns(source, data, library, named, note if split == "train" else _quiet)
+        if isinstance(data.features[label], library.ClassLabel):
+            classes, values = tuple(data.features[label].names), data[label][:]
+            numbers = [-1 if value is None else value for value in values]
+        else:
+            values = data[label][:]
+            others = [load(other)[label][:] for other in (*train, *held_out[:1]) if other != part]
+            classes = _values(source, label, [values, *others])
+            index = {name: number for number, name in enumerate(classes)}
+            numbers = [-1 if value is None else index[str(value)] for value in values]
+        rows = data.select_columns([image]).cast_column(image, library.Image(decode=False))
+        labels = np.array(numbers, dtype=np.int64)
+        images = HubImages(Path(source), part, rows, image, labels, classes, str(data._fingerprint))
         if images.labels.min() >= 0:
             return images
         note(f"the split '{part}' of hf:{text} has no labels")
     raise UserError(f"hf:{text} has no labelled split '{split}', only {', '.join(available)}: choose another data set")
 
 
-def _hub_images(source: str, split: str, data: Any, library: Any) -> HubImages:
-    """The image column and the finest of the label columns (CIFAR-100 has two), identified by their types."""
-    columns = data.features.items()
-    images = [key for key, feature in columns if isinstance(feature, library.Image)]
-    labels = [key for key, feature in columns if isinstance(feature, library.ClassLabel)]
-    require(bool(images) and len(data) > 0, f"{source} has no images: choose a data set with a column of type Image")
-    require(bool(labels), f"{source} has no classes: choose a data set with a column of type ClassLabel")
+def _quiet(_line: str) -> None:
+    """Print nothing: the train split has said it."""
+
+
+def _named_columns(text: str, options: Sequence[str]) -> dict[str, str]:
+    """The columns that options name: label, image."""
+    pairs = dict(option.partition("=")[::2] for option in options)
+    if unknown := [name for name, value in pairs.items() if name not in ("label", "image") or not value]:
+        raise UserError(f"hf:{text} has no option {unknown[0]}: write hf:ID,label=COLUMN or hf:ID,image=COLUMN")
+    return pairs
+
+
+def _columns(source: str, data: Any, library: Any, named: Mapping[str, str], note: Note) -> tuple[str, str]:
+    """The columns of images and of labels: those named, else by their types the first and the finest (CIFAR-100)."""
+    images, labels = (
+        [key for key, feature in data.features.items() if isinstance(feature, kind)]
+        for kind in (library.Image, library.ClassLabel)
+    )
+    for column in named.values():
+        if column not in data.features:
+            near = nearest_name(column, data.features)
+            raise UserError(f"{source} has no column {column}{near}; there are {', '.join(data.features)}")
+    image = named.get("image") or next(iter(images), None)
+    if image not in images or not len(data):
+        raise UserError(f"{source} has no images: choose a data set with a column of type Image")
+    if "label" in named:
+        return image, named["label"]
+    if not labels:
+        rest = ", ".join(name for name in data.features if name not in images)
+        raise UserError(
+            f"{source} has no classes, no column of type ClassLabel: name a column with ,label=COLUMN ({rest})"
+        )
     label = max(labels, key=lambda key: len(data.features[key].names))
-    numbers = np.array([-1 if value is None else value for value in data[label][:]], dtype=np.int64)
-    rows = data.select_columns([images[0]]).cast_column(images[0], library.Image(decode=False))
-    names = tuple(data.features[label].names)
-    return HubImages(Path(source), split, rows, images[0], numbers, names, str(data._fingerprint))
+    if len(labels) > 1:
+        note(f"labels of {source}: the column {label}, of {', '.join(labels)}: name another with ,label=COLUMN")
+    return image, label
+
+
+def _values(source: str, label: str, columns: Sequence[Sequence[Any]]) -> tuple[str, ...]:
+    """The classes of columns of numbers or texts, in their order."""
+    known = [value for column in columns for value in column if value is not None]
+    if not all(isinstance(value, int | str) for value in known):
+        raise UserError(f"the column {label} of {source} holds neither whole numbers nor texts: name another")
+    ordered = sorted(set(known), key=lambda value: (isinstance(value, str), value))
+    return tuple(map(str, ordered))
 
 
 SOURCE = SetSource("hf", "hf:ID", open_hub)

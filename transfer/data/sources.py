@@ -12,6 +12,7 @@ from excb.remote.byte_ranges import is_remote
 from . import hub_sets, multilabel, torchvision_sets
 from .classes import OtherClassesError
 from .folders import held_out_place, images_below, images_with_labels, open_folder, test_images
+from .label_files import is_table
 from .named_sets import Note, SetSource, Split
 
 SOURCES: tuple[SetSource, ...] = (torchvision_sets.SOURCE, multilabel.SOURCE, hub_sets.SOURCE)
@@ -33,6 +34,7 @@ def train_and_test(
         train: a folder of training images, or shards (`excb.images.shards.open_shards`), instead of the source's.
         test: a folder of test images, or shards, instead of the source's. A folder without class folders needs a list
             beside it: FOLDER.txt or imagenet_FOLDER.txt, with a line "NAME INDEX" or "NAME CLASS" for every image.
+            Each of the three may also be a CSV file, or a folder with one (`label_files`).
         rename: new names of test folders that are named differently in the train set.
         data_root: folder of torchvision's data sets.
         note: called with messages for the user.
@@ -66,7 +68,7 @@ def open_source(text: str, split: Split, *, data_root: Path | None = None, note:
 
     Args:
         text: a folder or a URL that holds train/ and test/ (or val/), with images or shards in them; torchvision:NAME;
-            hf:ID or hf:ID@CONFIG. If a data set of torchvision has train and validation images, both are for training,
+            hf:ID, with @CONFIG, ,label=COLUMN and ,image=COLUMN; a CSV file of paths, labels and splits. If a data set of torchvision has train and validation images, both are for training,
             as in Kornblith et al. (2019).
         split: which images.
         data_root: folder of torchvision's data sets; else $EXCB_DATA, else ~/.cache/excb/datasets.
@@ -116,7 +118,7 @@ def _existing(text: str) -> str:
     if is_shards(text):
         raise UserError(f"{text} names shards of one split: name both splits with --train SHARDS --test SHARDS")
     folder = Path(text)
-    if not folder.is_dir():
+    if not folder.is_dir() and not is_table(text):
         names = [f"{source.prefix}:{text}" for source in SOURCES if source.find(text) is not None]
         meant = f" (or did you mean {' or '.join(names)}?)" if names else ""
         forms = " or ".join(source.form for source in SOURCES)

@@ -427,6 +427,41 @@ def test_columns_are_found_by_their_types_and_the_finest_label_wins(hub: dict[st
     assert copy.fingerprint == test.fingerprint != train.fingerprint
 
 
+def test_columns_are_taken_by_name(hub: dict[str, FakeDataset]) -> None:
+    noted: list[str] = []
+    train_and_test("hf:some/set", note=noted.append)
+    assert noted == ["labels of hf:some/set: the column fine, of coarse, fine: name another with ,label=COLUMN"]
+    train, test = train_and_test("hf:some/set@large,label=coarse,image=photo", note=pytest.fail)
+    assert train.classes == test.classes == ("plant", "animal")
+    assert train.fingerprint != train_and_test("hf:some/set@large")[0].fingerprint
+    for split, kinds in (("train", ["b", "a", None, "b"]), ("test", ["c", "a"])):
+        hub[split].columns["kind"] = kinds
+        hub[split].features["kind"] = object()
+    hub["train"].columns["kind"][2] = "d"
+    train, test = train_and_test("hf:some/set,label=kind")
+    assert train.classes == test.classes == ("a", "b", "c", "d")
+    assert [list(images.labels) for images in (train, test)] == [[1, 0, 3, 1], [2, 0]]  # type: ignore[arg-type]
+    train, test = train_and_test("hf:some/set,label=id")
+    assert train.classes == test.classes == ("0", "1", "2", "3")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (",label=fine_label", r"has no column fine_label.*; there are id, photo, coarse, fine"),
+        (",label=corse", r"has no column corse; did you mean 'coarse'\?"),
+        (",image=fine", "has no images"),
+        (",labels=fine", "has no option labels: write hf:ID,label=COLUMN or hf:ID,image=COLUMN"),
+        (",label", "has no option label: write hf:ID,label=COLUMN"),
+        (",label=photo", "the column photo of .* holds neither whole numbers nor texts"),
+    ],
+)
+def test_columns_that_are_not_there_are_one_line(hub: dict[str, FakeDataset], options: str, message: str) -> None:
+    with pytest.raises(UserError, match=message) as caught:
+        train_and_test(f"hf:some/set{options}")
+    assert "\n" not in str(caught.value)
+
+
 def test_images_are_upright_and_broken_ones_are_reported(hub: dict[str, FakeDataset], tmp_path: Path) -> None:
     exif = Image.Exif()
     exif[0x0112] = 6  # turned by a quarter
@@ -449,7 +484,7 @@ def test_validation_takes_the_place_of_a_test_split_without_labels(
     notes: list[str] = []
     _, test = train_and_test("hf:some/set", note=notes.append)
     assert test.paths[0] == "validation/00000"
-    assert notes == ["the split 'test' of hf:some/set has no labels"]
+    assert notes[1:] == ["the split 'test' of hf:some/set has no labels"]
     del hub["validation"]
     with pytest.raises(UserError, match="no labelled split 'test', only train, test"):
         train_and_test("hf:some/set")

@@ -1,0 +1,175 @@
+"""Labels in a table: a CSV file with the path and the label of an image on every row, and maybe its split.
+
+It may lie in the folder of the images (metadata.csv, as in imagefolder of Hugging Face, or labels.csv), beside it
+(FOLDER.csv), or be named in its place.
+"""
+
+import csv
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+
+import numpy as np
+
+from excb.errors import UserError, require
+from excb.images.image_set import ImageSet
+from excb.images.scanning import scan_folder
+from excb.ledger import NAMED, Ledger, LedgerEntry
+
+from .named_sets import Note, Split
+
+INSIDE = ("metadata.csv", "labels.csv")
+PATHS, LABELS, SPLIT = ("file_name", "path", "filename", "image", "file"), ("label", "class"), "split"
+_SPLITS: Mapping[Split, Sequence[Sequence[str]]] = {
+    "train": (("train", "training"),),
+    "test": (("test", "testing"), ("val", "valid", "validation", "dev")),  # the first that has rows
+}
+_TRIED = 20  # rows whose files show which folder their paths start in
+FORM = "columns path (or file_name) and label, and maybe split, with their names in the first row"
+
+
+@dataclass(frozen=True)
+class LabelTable:
+    """A table of labels."""
+
+    file: Path
+    roots: tuple[Path, ...]  # folders that its paths may start in, the likeliest first
+    columns: tuple[str, ...]  # names of its columns, in lower case
+    rows: Sequence[Sequence[str]]  # without the names
+
+    @classmethod
+    def read(cls, file: Path, *roots: Path) -> "LabelTable":
+        """Read a file; its columns may be separated by commas, semicolons or tabs. Raises UserError."""
+        try:
+            lines = file.read_text(encoding="utf-8-sig").splitlines()
+        except (OSError, UnicodeDecodeError) as error:
+            raise UserError(f"cannot read the labels {file}: {error}") from None
+        head = lines[0] if lines else ""
+        try:
+            rows = list(csv.reader(lines, delimiter=max(",;\t", key=head.count)))
+        except csv.Error as error:
+            raise UserError(f"{file} is not a CSV file: {error}") from None
+        names = tuple(name.strip().lower() for name in rows[0]) if rows else ()
+        return cls(file, roots, names, [row for row in rows[1:] if any(map(str.strip, row))])
+
+    @property
+    def usable(self) -> bool:
+        """Whether it has columns of paths and of labels."""
+        return bool({*PATHS} & {*self.columns} and {*LABELS} & {*self.columns})
+
+    @property
+    def has_splits(self) -> bool:
+        """Whether it says which images are for training."""
+        return SPLIT in self.columns
+
+    def images(self, split: Split | None, note: Note) -> ImageSet:
+        """The labelled images, those of a split where it has splits; all of them if `split` is None.
+
+        Raises:
+            UserError: a column, a label or a file is missing, or an image has two labels.
+        """
+        label_of = self._labels(split)
+        root = self._root(label_of)
+        scan = scan_folder(root)
+        there = set(scan.paths)
+        if gone := [path for path in label_of if path not in there]:
+            raise UserError(
+                f"{len(gone):,} of {len(label_of):,} images of {self.file} are not in {root}, such as {gone[0]}: paths "
+                "start in that folder and have their extensions"
+            )
+        listed, folders = set(self._labels(None)), {str(PurePosixPath(path).parent) for path in label_of}
+        rest = [p for p in scan.paths if p not in listed and str(PurePosixPath(p).parent) in folders]
+        ledger = scan.ledger
+        if rest:
+            note(f"{len(rest):,} images in {root} have no row in {self.file} and are left out, such as {rest[0]}")
+            entry = LedgerEntry(f"images without a row in {self.file.name}", len(rest), tuple(rest[:NAMED]))
+            ledger += Ledger((entry,))
+        classes = tuple(sorted(set(label_of.values())))
+        index = {name: number for number, name in enumerate(classes)}
+        paths = sorted(label_of)
+        return ImageSet(root, paths, np.array([index[label_of[path]] for path in paths]), classes, ledger=ledger)
+
+    def _labels(self, split: Split | None) -> dict[str, str]:
+        """The label of every image of a split."""
+        if not self.usable:
+            raise UserError(f"{self.file} has the columns {', '.join(self.columns) or 'none'}: it needs {FORM}")
+        path, label = (self.columns.index(next(n for n in names if n in self.columns)) for names in (PATHS, LABELS))
+        known = dict[str, str]()
+        for row in self._rows(split):
+            require(len(row) > max(path, label), f"{self.file}: a row has too few columns: {','.join(row)}")
+            name, value = _posix(row[path], self.roots[0]), row[label].strip()
+            require(bool(value), f"{self.file}: {name} has no label")
+            if known.setdefault(name, value) != value:
+                raise UserError(f"{self.file} gives {name} two labels, {known[name]} and {value}: remove one row")
+        require(bool(known), f"{self.file} has no row")
+        return known
+
+    def _rows(self, split: Split | None) -> Sequence[Sequence[str]]:
+        if split is None or not self.has_splits:
+            return self.rows
+        column = self.columns.index(SPLIT)
+        values = [row[column].strip().lower() if len(row) > column else "" for row in self.rows]
+        for names in _SPLITS[split]:
+            if rows := [row for row, value in zip(self.rows, values, strict=True) if value in names]:
+                return rows
+        wanted = " or ".join(names[0] for names in _SPLITS[split])
+        few = ", ".join(sorted(set(values))[:5])
+        raise UserError(f"{self.file} has no row of the split {wanted}: its column split says {few}")
+
+    def _root(self, paths: Mapping[str, str]) -> Path:
+        """The folder that has most of the first files."""
+        tried = list(paths)[:_TRIED]
+        return max(self.roots, key=lambda root: sum((root / path).is_file() for path in tried))
+
+
+def _posix(path: str, root: Path) -> str:
+    """A path below the root, however it is written."""
+    text = path.strip().replace("\\", "/")
+    if text.startswith("/"):
+        absolute = PurePosixPath(text)
+        return str(absolute.relative_to(root.absolute())) if absolute.is_relative_to(root.absolute()) else text
+    return str(PurePosixPath(text))
+
+
+def is_table(place: Path | str) -> bool:
+    """Whether a place is a CSV file."""
+    return str(place).lower().endswith(".csv") and Path(place).is_file()
+
+
+def table_of(place: Path | str) -> LabelTable | None:
+    """The table of a place that is a CSV file, or the one in a folder; None if there is none with labels."""
+    path = Path(place)
+    if is_table(place):
+        folders = [path.with_suffix(""), path.parent / "images"]
+        return LabelTable.read(path, path.parent, *(folder for folder in folders if folder.is_dir()))
+    tables = [LabelTable.read(path / name, path) for name in INSIDE if (path / name).is_file()]
+    return next((table for table in tables if table.usable), None)
+
+
+def scan_labelled(place: Path | str, split: Split | None, note: Note = lambda _line: None) -> ImageSet:
+    """The images of a folder with the labels of its table, if it has one, or of its sub-folders.
+
+    A table in a folder counts for more than its sub-folders do; one beside it only where these are no classes.
+
+    Args:
+        place: a folder, or a table.
+        split: whose images to take where a table has splits; None takes all.
+        note: called with messages for the user.
+
+    Raises:
+        UserError: as `scan_folder`, and as `LabelTable.images`.
+    """
+    if (table := table_of(place)) is not None:
+        if not is_table(place):
+            note(f"labels of {place}: those of {table.file.name}")
+        return table.images(split, note)
+    images, folder = scan_folder(place), Path(place)
+    if images.labels is not None or any("/" in path for path in images.paths):
+        return images
+    beside = folder.parent / f"{folder.name}.csv"
+    for file in (*(folder / name for name in INSIDE), beside):
+        if file.is_file() and (file != beside or not file.with_suffix(".txt").is_file()):
+            table = LabelTable.read(file, folder, folder.parent)
+            if split is not None or table.usable:  # where labels are needed, wrong columns are a mistake
+                return table.images(split, note)
+    return images
