@@ -29,7 +29,7 @@ def _compare(args: argparse.Namespace) -> int:
 
 COMPARE = Command(
     "compare",
-    "is the difference of two results real? (paired tests, paired bootstrap)",
+    "is the difference of two results real? (paired tests and intervals)",
     _add_compare,
     _compare,
     group="everything, and against others",

@@ -110,7 +110,7 @@ def _recount(file: Path) -> str:
     if not str(Result.read(file).predictions["file"]).endswith(".npz"):
         return "predictions are there"
     result, scored = read_result(file)
-    counted = scored.scores()
+    counted, intervals = scored.scores(), scored.intervals()
     seeds = result.settings.get("seeds") or [0]
     for name, scores in counted.items():
         value = round(statistics.percent(scores), 4)
@@ -118,7 +118,8 @@ def _recount(file: Path) -> str:
             raise UserError(f"{name} is {result.figures[name]}, and its predictions give {value}")
         if len(seeds) > 1 and f"{name}_seed{seeds[0]}" in result.figures:
             continue  # a mean over seeds, whose interval earlier versions drew in another way
-        interval = statistics.interval(scores)
+        if (interval := intervals.get(name)) is None:
+            continue
         stated = result.intervals.get(name, interval)
         # Earlier versions drew resamples: their ends differ a little, and had no width where all scores were equal.
         close = _CLOSE + (interval[1] - interval[0]) / 4

@@ -8,7 +8,7 @@ import io
 import re
 from abc import abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Self
 
 import numpy as np
@@ -18,10 +18,13 @@ from torch import Tensor
 from excb.errors import UserError
 from excb.files import npy
 from excb.inference import accuracy, statistics
+from excb.inference.galleries import GalleryScores
 from excb.inference.paired import Paired, PairedTest, of_figure
 
 from ..task import Task
 from . import confusion
+
+_EFFECTS, _SHARED = "gallery:", "shared_gallery"  # arrays beside the scores of rankings
 
 
 @dataclass(frozen=True)
@@ -86,6 +89,10 @@ class Scored(Paired):
         """See `statistics.compared`."""
         return statistics.compared(self.scores()[figure], other.scores()[other_figure])
 
+    def intervals(self) -> dict[str, tuple[float, float]]:
+        """The 95 % interval of every figure that has one, in percent."""
+        return {name: statistics.interval(each) for name, each in self.scores().items()}
+
     def columns(self, figure: str) -> dict[str, list[Any]]:
         """See `PerImage.columns`."""
         scores = of_figure(figure, self.scores())
@@ -103,10 +110,14 @@ class Scored(Paired):
         """The bytes of an .npz file; equal values give equal bytes."""
         texts = {"names": np.array(self.names), "classes": np.array(self.classes)}
         values = {name: each.cpu().numpy() for name, each in self.values.items()}
-        arrays: dict[str, Any] = {"targets": self.targets.cpu().numpy()} | texts | values
+        arrays: dict[str, Any] = {"targets": self.targets.cpu().numpy()} | texts | values | self._more()
         buffer = io.BytesIO()
         np.savez_compressed(buffer, **arrays)
         return buffer.getvalue()
+
+    def _more(self) -> dict[str, np.ndarray]:
+        """What else a kind keeps in its file."""
+        return {}
 
 
 @dataclass(frozen=True)
@@ -183,7 +194,12 @@ class ImageScores(Scored):
     Args:
         values: [Q] float64 by figure, 0 to 1 where the figure is in percent; NaN of images that do not count. The
             first figure is the main one.
+        gallery: [G] float64 by figure, of rankings: the sum of its scores minus what it is without each gallery image.
+        shared_gallery: whether the gallery holds the queries themselves, in their order.
     """
+
+    gallery: dict[str, Tensor] = field(default_factory=dict)
+    shared_gallery: bool = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -192,10 +208,47 @@ class ImageScores(Scored):
             _require(fits, f"one score for each image in {name}")
             _require(not scores.isinf().any(), f"finite scores in {name}")
             _require(not scores.isnan().all(), f"an image that counts in {name}")
+        for name, effects in self.gallery.items():
+            _require(
+                name in self.values and effects.dtype == torch.float64 and effects.ndim == 1, "effects of a figure"
+            )
+            _require(bool(effects.isfinite().all()), f"finite effects on {name}")
+            fits = not self.shared_gallery or len(effects) == len(self.targets)
+            _require(fits, f"an effect of each image on {name}")
 
     def scores(self) -> dict[str, Tensor]:
         """The scores as they are."""
         return self.values
+
+    def intervals(self) -> dict[str, tuple[float, float]]:
+        """See `Scored.intervals`; of rankings over queries and gallery."""
+        intervals = super().intervals()
+        for name in self.gallery:
+            del intervals[name]
+            if (ends := self._over_gallery(name).spread().interval()) is not None:
+                intervals[name] = ends
+        return intervals
+
+    def compared(self, figure: str, other: "Scored", other_figure: str) -> PairedTest:
+        """See `statistics.compared`; of rankings the interval and the p-value are over queries and gallery."""
+        test = super().compared(figure, other, other_figure)
+        if not isinstance(other, ImageScores) or not self._same_gallery(figure, other, other_figure):
+            return test
+        lead = other._over_gallery(other_figure).lead_over(self._over_gallery(figure))
+        return replace(test, interval=lead.interval(lowest=-1.0), p_value=lead.p_value(), test="jackknife")
+
+    def _same_gallery(self, figure: str, other: "ImageScores", other_figure: str) -> bool:
+        one, two = self.gallery.get(figure), other.gallery.get(other_figure)
+        known = one is not None and two is not None and len(one) == len(two)
+        return known and self.shared_gallery == other.shared_gallery
+
+    def _over_gallery(self, figure: str) -> GalleryScores:
+        effects = self.gallery[figure].numpy()
+        return GalleryScores(self.values[figure].cpu().numpy(), effects, self.shared_gallery)
+
+    def _more(self) -> dict[str, np.ndarray]:
+        effects = {_EFFECTS + name: each.numpy() for name, each in self.gallery.items()}
+        return effects | ({_SHARED: np.array(self.shared_gallery)} if effects else {})
 
     @property
     def main(self) -> list[str]:
@@ -217,9 +270,15 @@ def unpack_predictions(packed: bytes) -> Predictions | ImageScores:
         values = {name: file[name] for name in file.files}
     targets, names, classes = (values.pop(name) for name in ("targets", "names", "classes"))
     _require(all(texts.ndim == 1 and texts.dtype.kind == "U" for texts in (names, classes)), "names as text")
-    kind = ImageScores if all(each.dtype == np.float64 for each in values.values()) else Predictions
+    shared = values.pop(_SHARED, np.array(False))
     tensors = {name: torch.from_numpy(each) for name, each in values.items()}
-    return kind(torch.from_numpy(targets), names.tolist(), tuple(classes.tolist()), tensors)
+    of_gallery = {name: tensors.pop(name) for name in list(tensors) if name.startswith(_EFFECTS)}
+    what = torch.from_numpy(targets), names.tolist(), tuple(classes.tolist()), tensors
+    if any(each.dtype != torch.float64 for each in tensors.values()):
+        return Predictions(*what)
+    _require(shared.dtype == bool and shared.ndim == 0, "whether the gallery holds the queries")
+    effects = {name.removeprefix(_EFFECTS): each for name, each in of_gallery.items()}
+    return ImageScores(*what, effects, bool(shared))
 
 
 def _indices(values: Tensor, count: int) -> bool:

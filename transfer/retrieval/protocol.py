@@ -1,7 +1,7 @@
 """Retrieval: how well cosine similarity of frozen features ranks images of a query's class before all others."""
 
 import time
-from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -16,15 +16,16 @@ from ..protocol import Measurement
 from ..reporting.predictions import ImageScores
 from ..reporting.report import ScoredFiles, make_result
 from ..task import Task
+from .effects import GalleryEffects, Terms, precision_terms, r_precision_terms, recall_terms, score
 from .options import RetrievalOptions
-from .ranking import average_precision, r_precision, recall_at, relevant_ranks
+from .ranking import relevant_ranks
 
 KS = (1, 5, 10)
-# Each figure's score of a query, from the ranks of its relevant images. The first is the main one.
-MEASURES: dict[str, Callable[[np.ndarray], float]] = {
-    "retrieval_mAP": average_precision,
-    "retrieval_R_precision": r_precision,
-    **{f"retrieval_recall_at_{k}": lambda ranks, k=k: recall_at(ranks, k) for k in KS},  # type: ignore[misc]
+# Each figure's score of a query, by what its relevant images add. The first figure is the main one.
+MEASURES: dict[str, Terms] = {
+    "retrieval_mAP": precision_terms,
+    "retrieval_R_precision": r_precision_terms,
+    **{f"retrieval_recall_at_{k}": recall_terms(k) for k in KS},
 }
 
 
@@ -51,6 +52,7 @@ def measure(task: Task, options: RetrievalOptions, reporter: Reporter) -> Measur
     queries, targets = task.features(task.test, "test", reporter)
     rows, labels = task.features(images, gallery, reporter)
     first, end = (len(queries) * number // world_size() for number in (rank(), rank() + 1))
+    effects = GalleryEffects(len(rows), list(MEASURES.values()))
     with reporter.progress("ranking", end - first) as bar:
         ranks = all_succeed(
             lambda: relevant_ranks(
@@ -60,14 +62,20 @@ def measure(task: Task, options: RetrievalOptions, reporter: Reporter) -> Measur
                 targets[first:end].numpy(),
                 range(first, end) if gallery == "test" else None,
                 device=task.device if task.device.type != "mps" else torch.device("cpu"),  # which has no float64
+                effects=effects,
                 progress=bar.advance,
             )
         )
-    scores = np.array([[measure(own) if len(own) else np.nan for own in ranks] for measure in MEASURES.values()])
+    scores = np.array([[score(terms, own) for own in ranks] for terms in MEASURES.values()])
     all_scores = torch.from_numpy(np.concatenate(gather_objects(scores), axis=1))
     without = int(all_scores[0].isnan().sum())
     require(without < len(queries), f"no test image has another of its class among the {gallery} images to retrieve")
-    scored = ImageScores.of(task, dict(zip(MEASURES, all_scores, strict=True)))
+    on_mean = np.sum(gather_objects(effects.of_mean(all_scores.nanmean(1).numpy())), axis=0)
+    scored = replace(
+        ImageScores.of(task, dict(zip(MEASURES, all_scores, strict=True))),
+        gallery=dict(zip(MEASURES, torch.from_numpy(on_mean.round(9)), strict=True)),  # sums round with the processes
+        shared_gallery=gallery == "test",
+    )
     note = f"{without} of {len(queries)} test images have no image of their class in the gallery and do not count"
     result = make_result(
         task,
@@ -84,8 +92,8 @@ def measure(task: Task, options: RetrievalOptions, reporter: Reporter) -> Measur
 
 def _show(result: Result, queries: int, gallery: int, reporter: Reporter) -> None:
     rows = [
-        [name.removeprefix("retrieval_").replace("_", " "), f"{value:.2f}", interval_text(interval)]
-        for (name, value), interval in zip(result.figures.items(), result.intervals.values(), strict=True)
+        [name.removeprefix("retrieval_").replace("_", " "), f"{value:.2f}", interval_text(result.intervals.get(name))]
+        for name, value in result.figures.items()
     ]
     for note in result.notes:
         reporter.note(note)

@@ -1,4 +1,4 @@
-"""Exact rankings of a whole gallery by cosine similarity, and what they are worth.
+"""Exact rankings of a whole gallery by cosine similarity.
 
 Letters: Q queries, N gallery images, D feature width, R relevant images of a query: those of its class.
 """
@@ -13,6 +13,8 @@ from excb.neighbours.precision import rounded_dots, split
 from excb.neighbours.tiling import spans
 from excb.neighbours.unit_rows import UnitRows
 
+from .effects import GalleryEffects
+
 _BLOCK = 2**23  # most similarities of a block of queries: 64 MiB, and three times as much to sort them
 _TILE = 2**21  # most elements of a tile of the gallery, and of its similarities
 
@@ -25,6 +27,7 @@ def relevant_ranks(
     own: Sequence[int] | None = None,
     *,
     device: torch.device,
+    effects: GalleryEffects | None = None,
     progress: Callable[[int], None] = lambda _queries: None,
 ) -> list[np.ndarray]:
     """Where the images of each query's class stand when the gallery is ranked by similarity to it.
@@ -39,6 +42,7 @@ def relevant_ranks(
         targets: [Q] classes of the queries.
         own: [Q] rows of the gallery that are the queries themselves, and are left out of their rankings.
         device: where to compute.
+        effects: counts what each gallery image does to the scores.
         progress: called with the number of queries that are done.
 
     Returns:
@@ -56,6 +60,9 @@ def relevant_ranks(
         if own is not None:
             relevant[:, -1] = False
         ranks += [row.nonzero()[:, 0].cpu().numpy() + 1 for row in relevant]
+        if effects is not None:
+            for images, row in zip(order.cpu().numpy(), relevant.cpu().numpy(), strict=True):
+                effects.add(images, row)
         progress(len(similarities))
     return ranks
 
@@ -66,18 +73,3 @@ def _similarities(queries: Tensor, bank: UnitRows, device: torch.device) -> Tens
     for tile in spans(len(bank), max(len(queries), bank.width), _TILE, device):
         similarities[:, tile] = rounded_dots(left, split(bank[tile]))
     return similarities
-
-
-def average_precision(ranks: np.ndarray) -> float:
-    """The mean, over the relevant images, of the precision at their ranks [R]: the share that is relevant up to it."""
-    return float((np.arange(1, len(ranks) + 1) / ranks).mean())
-
-
-def r_precision(ranks: np.ndarray) -> float:
-    """The share of relevant images among the first R of the ranking, where R images are relevant."""
-    return float((ranks <= len(ranks)).mean())
-
-
-def recall_at(ranks: np.ndarray, k: int) -> float:
-    """1 where an image among the first k is relevant, else 0: recall@k as metric learning has it."""
-    return float(ranks[0] <= k)

@@ -20,10 +20,10 @@ from .standings import MEAN, HeadFigures, HeadTable, SetAnswers, head_table
 NAME = "sets"  # of the files with all figures
 _TITLES = {LOGREG: "Logistic regression", KNN: "k-NN"}
 EXPLANATION = (
-    "Percent, each set by its own metric, with 95 % intervals: of logistic regression and k-NN by bootstrap over the "
+    "Percent, each set by its own metric, with 95 % intervals: of logistic regression and k-NN over the "
     "test images, of n-shot figures over the episodes. The mean gives every set the same weight, and so does "
     "the mean rank. Figures of one tier (*1, *2, ...) do not differ at 5 % from the best of the tier: paired tests on "
-    "the same images, McNemar's of top-1 and the bootstrap's standard error of other metrics and of the mean, "
+    "the same images, McNemar's of top-1 and the jackknife of other metrics and of the mean, "
     "corrected for all pairs of a table by Holm's method."
 )
 

@@ -5,7 +5,14 @@ import pytest
 import torch
 
 from excb.transfer.retrieval import ranking
-from excb.transfer.retrieval.ranking import average_precision, r_precision, recall_at, relevant_ranks
+from excb.transfer.retrieval.effects import (
+    GalleryEffects,
+    precision_terms,
+    r_precision_terms,
+    recall_terms,
+    score,
+)
+from excb.transfer.retrieval.ranking import relevant_ranks
 
 CPU = torch.device("cpu")
 
@@ -23,9 +30,9 @@ CPU = torch.device("cpu")
 )
 def test_scores_by_hand(ranks: list[int], precision: float, r: float, recalls: tuple[int, int, int]) -> None:
     found = np.array(ranks)
-    assert average_precision(found) == pytest.approx(precision)
-    assert r_precision(found) == pytest.approx(r)
-    assert tuple(recall_at(found, k) for k in (1, 5, 10)) == recalls
+    assert score(precision_terms, found) == pytest.approx(precision)
+    assert score(r_precision_terms, found) == pytest.approx(r)
+    assert tuple(score(recall_terms(k), found) for k in (1, 5, 10)) == recalls
 
 
 def test_a_ranking_by_hand() -> None:
@@ -81,3 +88,39 @@ def test_equal_images_are_ranked_by_their_index() -> None:
     gallery = torch.ones(5, 3)
     (ranks,) = relevant_ranks(gallery, torch.ones(1, 3), np.array([0, 1, 0, 1, 1]), np.array([1]), device=CPU)
     assert ranks.tolist() == [2, 4, 5]
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_effects_of_the_gallery_are_those_of_leaving_images_out(shared: bool) -> None:
+    measures = [precision_terms, r_precision_terms, recall_terms(1), recall_terms(5)]
+    random = np.random.default_rng(4)
+    queries, targets = random.standard_normal((20, 3)), random.integers(0, 7, 20)
+    gallery, labels = (queries, targets) if shared else (random.standard_normal((25, 3)), random.integers(0, 7, 25))
+
+    def scores(kept: np.ndarray, effects: GalleryEffects | None = None) -> np.ndarray:
+        """[F, Q] without the gallery images that are not kept."""
+        if shared and not kept.all():  # by the loop, which leaves out two images
+            ranks = [
+                np.array([rank for rank in range(1, len(order) + 1) if labels[order[rank - 1]] == targets[query]])
+                for query, row in enumerate(queries)
+                for order in [
+                    sorted(
+                        (index for index in np.flatnonzero(kept) if index != query),
+                        key=lambda index, row=row: -gallery[index] @ row / np.linalg.norm(gallery[index]),  # type: ignore[misc]
+                    )
+                ]
+            ]
+        else:
+            rows, asked = torch.from_numpy(gallery[kept]), torch.from_numpy(queries)
+            own = range(20) if shared else None
+            ranks = relevant_ranks(rows, asked, labels[kept], targets, own, device=CPU, effects=effects)
+        return np.array([[score(terms, each) for each in ranks] for terms in measures])
+
+    effects = GalleryEffects(len(gallery), measures)
+    whole = scores(np.ones(len(gallery), bool), effects)
+    on_mean = effects.of_mean(np.nanmean(whole, axis=1))
+    for image in range(len(gallery)):
+        without = scores(np.arange(len(gallery)) != image)
+        lost = np.isnan(without) & ~np.isnan(whole)
+        change = np.where(lost, whole - np.nanmean(whole, axis=1, keepdims=True), whole - without)
+        assert on_mean[:, image] == pytest.approx(np.nansum(change, axis=1), abs=1e-9)
