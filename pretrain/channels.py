@@ -42,7 +42,7 @@ def changes_for(recipe: Recipe, channels: int, given: Mapping[str, Mapping[str, 
     return changes
 
 
-def settled(recipe: Recipe, channels: int, note: Callable[[str], None] = lambda _line: None) -> Recipe:
+def fit_channels(recipe: Recipe, channels: int, note: Callable[[str], None] = lambda _line: None) -> Recipe:
     """The recipe for images of so many channels.
 
     Args:

@@ -23,8 +23,7 @@ from excb.networks.backbone import check_resolution, feature_width, has_batchnor
 from excb.networks.blocks import Blocks
 
 from .adapt.first_layer import adapted_weights
-from .channels import changes_for
-from .channels import settled as settled_for
+from .channels import changes_for, fit_channels
 from .data.batch import ViewBatch
 from .distil.distillation import Distillation, TeacherHead
 from .distil.teachers import Teacher
@@ -124,7 +123,7 @@ def adopted(recipe: Recipe, note: Callable[[str], None], *, begun: Path | None =
             changes.setdefault(section, {})[field] = tuple(value) if isinstance(value, list) else value
     channels = changes.get("model", {}).get("options", {}).get(CHANNELS, RGB)
     settled = replace(recipe, adopts=()).change(**changes_for(recipe, channels, changes))
-    settled = settled_for(settled, recipe.data.channels or channels)
+    settled = fit_channels(settled, recipe.data.channels or channels)
     if before is None:
         views = settled.views
         sizes = f"{views.global_size} pixels" + (f", local {views.local_size}" if views.local_views else "")

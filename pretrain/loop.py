@@ -22,7 +22,7 @@ from excb.images.image_set import CodedImages
 from excb.images.pixels import pixels_of
 from excb.method import Step
 
-from .channels import settled
+from .channels import fit_channels
 from .data.batch import ViewBatch
 from .data.gpu_decoding import GpuDecoder, require_decoder
 from .data.pixels import with_their_pixels
@@ -91,7 +91,7 @@ def run_training(
     begun = (out if isinstance(out, Path) else out.folder) / RECIPE
     images = with_their_pixels(images, recipe.data, reporter, begun=begun)
     if not recipe.adopts:  # else the checkpoint that it starts from says which network takes them
-        recipe = all_succeed(lambda: settled(recipe, pixels_of(images).channels, reporter.note))
+        recipe = all_succeed(lambda: fit_channels(recipe, pixels_of(images).channels, reporter.note))
     all_succeed(lambda: check_run(recipe, images))
     judging.check_references(against)
     if isinstance(images, StreamImages):
@@ -109,7 +109,7 @@ def run_training(
     run_on_rank0(lock)
     try:
         recipe = run_on_rank0(lambda: adopted(recipe, reporter.note, begun=begun))
-        recipe = all_succeed(lambda: settled(recipe, pixels_of(images).channels, reporter.note))
+        recipe = all_succeed(lambda: fit_channels(recipe, pixels_of(images).channels, reporter.note))
         indexed = images.kept if isinstance(images, StreamImages) else images
         recipe = run_on_rank0(lambda: measured(recipe, indexed, reporter.note))
         recipe = _with_precision(recipe, folder, device, reporter)

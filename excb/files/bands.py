@@ -42,7 +42,7 @@ class Bands:
     dtype: np.dtype[Any]
 
 
-def described(source: Source, channels: int | None = None) -> Bands | None:
+def read_header(source: Source, channels: int | None = None) -> Bands | None:
     """The shape and type of what `read_bands` returns, from the file's header; None as there.
 
     Raises:
@@ -88,7 +88,7 @@ def read_bands(source: Source, channels: int | None = None) -> np.ndarray | None
 
 @contextmanager
 def _opened(source: Source) -> Iterator[tuple[str, IO[bytes]]]:
-    """What kind of file it is, "array", "tiff" or "", and its bytes from the beginning; errors as `read_bands` has."""
+    """The kind of a file, "array", "tiff" or "", and its bytes from the beginning; raises as `read_bands` does."""
     try:
         refuse_special(source)
         if not isinstance(source, str | Path):

@@ -118,7 +118,7 @@ def stored_and_upright_size(source: Source) -> tuple[tuple[int, int], tuple[int,
             return image.size, _upright_size(image)
     except UnidentifiedImageError as error:
         with suppress(bands.BandsError):
-            if (found := bands.described(source)) is not None:
+            if (found := bands.read_header(source)) is not None:
                 return (found.width, found.height), (found.width, found.height)
         raise _broken(error) from None
     except DAMAGE as error:

@@ -74,7 +74,7 @@ def described(source: Source, channels: int | None = None) -> tuple[np.dtype[Any
 
     Args:
         source: any image.
-        channels: see `excb.files.bands.described`.
+        channels: see `excb.files.bands.read_header`.
 
     Raises:
         BrokenImageError: it is not an image.
@@ -84,12 +84,16 @@ def described(source: Source, channels: int | None = None) -> tuple[np.dtype[Any
         if is_raw(source):  # developed into 8 bits
             return np.dtype(np.uint8), 3
         with warnings.catch_warnings(action="ignore"), open_pillow(source) as image:
-            if image.format == "TIFF" and (is_deep(image) or channels) and (found := bands.described(source, channels)):
+            if (
+                image.format == "TIFF"
+                and (is_deep(image) or channels)
+                and (found := bands.read_header(source, channels))
+            ):
                 return found.dtype, found.channels
             return stored_type(image), 1 if len(image.getbands()) < 3 and image.mode != "P" else 3
     except UnidentifiedImageError as error:
         with suppress(bands.BandsError):
-            if (found := bands.described(source, channels)) is not None:
+            if (found := bands.read_header(source, channels)) is not None:
                 return found.dtype, found.channels
         raise BrokenImageError(str(error)) from None
     except DAMAGE as error:

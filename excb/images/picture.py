@@ -51,7 +51,7 @@ def as_rgb(picture: Any) -> Image.Image:
     raise UserError(f"an image is a PIL image, a uint8 array [H, W, 3] or the path of a file, not a {kind}{hint}")
 
 
-def shown(image: Image.Image | np.ndarray) -> Image.Image:
+def visible_rgb(image: Image.Image | np.ndarray) -> Image.Image:
     """An opened image for people: as it is in RGB; of other channels the first three, or the first alone as grey."""
     if isinstance(image, Image.Image):
         return image

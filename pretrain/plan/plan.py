@@ -16,7 +16,7 @@ from excb.hub.backbone import Backbone
 from excb.images.image_set import CodedImages
 from excb.images.pixels import pixels_of
 
-from ..channels import settled as settled_for
+from ..channels import fit_channels
 from ..distil.teachers import Teacher
 from ..precision import resolved
 from ..recipe import Recipe
@@ -90,7 +90,7 @@ def plan_run(
         teachers: frozen ones that are in memory, by name; the others are loaded as a run loads them.
     """
     if images is not None:
-        recipe = settled_for(recipe, pixels_of(images).channels)
+        recipe = fit_channels(recipe, pixels_of(images).channels)
     settled = _assumed(_with_precision(recipe, gpus, gpu))
     settled.micro_batch(max(1, gpus or 1))  # what cannot run is refused before networks are traced
     settled.steps_per_epoch(_size(images))

@@ -14,7 +14,7 @@ from excb.errors import UserError
 from excb.images.image_set import ImageSet
 from excb.networks.backbone import image_channels
 from excb.pretrain import overrides
-from excb.pretrain.channels import settled
+from excb.pretrain.channels import fit_channels
 from excb.pretrain.loop import run_training
 from excb.pretrain.recipe import Recipe
 from excb.pretrain.recipes import RECIPES
@@ -42,7 +42,7 @@ def test_declared_channels_change_network_and_views(name: str, channels: int) ->
 def test_three_channels_are_nothing_new() -> None:
     usual = RECIPES["conv4_tiny"]()
     assert "data" not in usual.to_dict()
-    assert settled(usual, 3) is usual
+    assert fit_channels(usual, 3) is usual
     assert overrides.apply(usual, ["data.channels=3"]).change(data={"channels": None}) == usual
 
 
@@ -67,7 +67,7 @@ def test_networks_of_others_are_refused() -> None:
         overrides.apply(RECIPES["conv4_tiny"](), ["data.channels=4", "model.backbone=torchvision:vgg11"])
     recipe = overrides.apply(RECIPES["conv4_tiny"](), ["data.channels=4"])
     with pytest.raises(UserError, match=r"takes images of 4 channels, and these have 12.*data\.channels"):
-        settled(recipe, 12)
+        fit_channels(recipe, 12)
 
 
 @pytest.mark.parametrize("text", ["0", "5000", "x"])

@@ -9,7 +9,7 @@ from PIL import Image, ImageOps
 
 from excb.images.decoding import BrokenImageError
 from excb.images.image_set import Images
-from excb.images.picture import shown
+from excb.images.picture import visible_rgb
 
 from .assignment import ClusterAssignment
 
@@ -77,6 +77,6 @@ def pictures(
 def jpeg(image: Image.Image | np.ndarray) -> bytes:
     """The central square of an image, as people see it, as a small JPEG without metadata."""
     buffer = io.BytesIO()
-    square = ImageOps.fit(shown(image), (SIDE, SIDE), Image.Resampling.BICUBIC)
+    square = ImageOps.fit(visible_rgb(image), (SIDE, SIDE), Image.Resampling.BICUBIC)
     square.save(buffer, "JPEG", quality=QUALITY, optimize=True, exif=b"", icc_profile=None)
     return buffer.getvalue()

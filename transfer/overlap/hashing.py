@@ -7,7 +7,7 @@ import torch
 from PIL import Image
 from torch import Tensor, nn
 
-from excb.images.picture import shown
+from excb.images.picture import visible_rgb
 
 SIDE, KEPT = 32, 8  # pixels of the small grey image; frequencies kept along each side
 BITS = KEPT * KEPT
@@ -34,7 +34,7 @@ class PerceptualHash(nn.Module):
     @staticmethod
     def transform(image: Image.Image | np.ndarray) -> Tensor:
         """An image, as people see it, as grey levels [3, 32, 32] of three equal channels, whatever its shape."""
-        small = shown(image).convert("L").resize((SIDE, SIDE), Image.Resampling.LANCZOS)
+        small = visible_rgb(image).convert("L").resize((SIDE, SIDE), Image.Resampling.LANCZOS)
         return torch.from_numpy(np.array(small, np.float32)).expand(3, SIDE, SIDE)
 
     def forward(self, images: Tensor) -> Tensor:

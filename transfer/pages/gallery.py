@@ -10,7 +10,7 @@ from PIL import Image
 
 from excb.errors import UserError
 from excb.images.decoding import BrokenImageError
-from excb.images.picture import shown
+from excb.images.picture import visible_rgb
 
 from .frame import Figure, data_address, render_page
 
@@ -85,7 +85,7 @@ class GalleryTable:
 
 def thumbnail(image: Image.Image | np.ndarray, *, side: int = SIDE) -> str:
     """A whole image, as people see it, as a small JPEG without metadata, as the text of a data address."""
-    small = shown(image).copy()
+    small = visible_rgb(image).copy()
     small.thumbnail((side, side), Image.Resampling.BICUBIC)
     buffer = io.BytesIO()
     small.save(buffer, "JPEG", quality=QUALITY, optimize=True, exif=b"", icc_profile=None)

@@ -10,7 +10,7 @@ import tifffile
 from PIL import Image
 
 from excb.files import bands
-from excb.files.bands import BandsError, described, read_bands
+from excb.files.bands import BandsError, read_bands, read_header
 from excb.images.decoding import open_image
 from excb.images.pixels import Pixels
 
@@ -42,7 +42,7 @@ def test_an_array_s_channels_are_its_short_axis(
     moved = shape[0] == result[2] and shape[-1] != result[2]
     expected = values[0] if moved else values if values.ndim == 2 else values[..., 0]
     np.testing.assert_array_equal(read[..., 0], expected)
-    header = described(file, channels)
+    header = read_header(file, channels)
     assert header is not None
     assert (header.height, header.width, header.channels) == result
 
@@ -85,7 +85,7 @@ def test_a_multi_band_tiff(
             read = read_bands(source)
             assert read is not None
             np.testing.assert_array_equal(read, VALUES)
-    assert described(file) == bands.Bands(20, 30, 12, np.dtype(np.uint16))
+    assert read_header(file) == bands.Bands(20, 30, 12, np.dtype(np.uint16))
     assert not caplog.records
 
 
@@ -101,7 +101,7 @@ def test_pages_are_channels_only_where_their_number_is_known(tmp_path: Path) -> 
 def test_what_pillow_reads_is_left_to_it(tmp_path: Path, mode: str) -> None:
     Image.new(mode, (9, 7)).save(file := tmp_path / "a.tif")
     assert read_bands(file) is None
-    assert described(file) is None
+    assert read_header(file) is None
 
 
 @pytest.mark.parametrize(("channels", "dtype"), [(2, "uint8"), (3, "uint16"), (4, "float32"), (5, "uint8")])
