@@ -1,1 +1,0 @@
-"""Statistical inference: intervals, paired tests, ranks and tiers. Every function names its sampling unit."""
