@@ -13,6 +13,7 @@ from scipy.stats import binom, binomtest
 
 from excb.console import Reporter
 from excb.errors import UserError
+from excb.ledger import doubt
 from excb.results.result import Result
 from excb.transfer.compare import compare_results
 from excb.transfer.reporting.predictions import Predictions
@@ -235,3 +236,14 @@ def test_table_shows_the_comparison(make: Make, capsys: pytest.CaptureFixture[st
         f"{found['difference']:+.2f}",
     ]
     assert words == f"knn_top1_k20: {found['words']}"
+
+
+def test_the_ledgers_of_both_are_stated(make: Make) -> None:
+    both, one = doubt("of 9 images are copies", ["a"], "look"), doubt("other doubts", ["b"], "look")
+    first = make("a.json", predictions(1, right=0.5), ledger=both)
+    second = make("b.json", predictions(2, right=0.5), ledger=both + one)
+    warnings = quiet(first, second)["warnings"]
+    assert warnings[-2:] == [
+        "1 of 9 images are copies, such as a: look",
+        "second only: 1 other doubts, such as b: look",
+    ]
