@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from excb.results.result import Result
 
     from .published.claim import ClaimImages
-    from .shell import Shell
     from .task import Task
 
 Fields = dict[str, Any]  # what defines a protocol, field by field: figures compare where all are equal
@@ -185,7 +184,7 @@ class Protocol:
     measure: "Callable[[Any, Any, Reporter], Measurement]"
     work: "Callable[[Any, Any, Reporter], Work] | None" = None
     dry_run: "Callable[[Any, Any, Reporter], int] | None" = None
-    instead: "Callable[[Any, Shell], int | None]" = lambda _options, _shell: None
+    instead: "Callable[[Any, Any], int | None]" = lambda _options, _shell: None
     shares_task: bool = False
     unknown: str = "count as wrong"
     out: Literal["file", "folder"] = "file"

@@ -52,7 +52,7 @@ def make_result(
         data=described["data"],
         ledger=described["ledger"] + nearly_by_chance(references),
         seconds=round(seconds, 1),
-        intervals={name: statistics.interval(each) for name, each in scores.items()},
+        intervals=scored.intervals(),
         per_class={name: statistics.by_class(scores[name], scored.targets, scored.classes) for name in scored.main},
         notes=[*(task.unknown_notes() if isinstance(scored, Predictions) else []), *notes, *_untrained_note(task)],
         references=references,
