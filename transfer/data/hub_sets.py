@@ -129,14 +129,14 @@ def _named_columns(text: str, options: Sequence[str]) -> dict[str, str]:
 def _columns(source: str, data: Any, library: Any, named: Mapping[str, str], note: Note) -> tuple[str, str]:
     """The columns of images and of labels: those named, else by their types the first and the finest (CIFAR-100)."""
     images, labels = (
-        [key for key, feature in data.features.items() if isinstance(feature, kind)]
+        [str(key) for key, feature in data.features.items() if isinstance(feature, kind)]
         for kind in (library.Image, library.ClassLabel)
     )
     for column in named.values():
         if column not in data.features:
             near = nearest_name(column, data.features)
             raise UserError(f"{source} has no column {column}{near}; there are {', '.join(data.features)}")
-    image = named.get("image") or next(iter(images), None)
+    image = named.get("image") or next(iter(images), "")
     if image not in images or not len(data):
         raise UserError(f"{source} has no images: choose a data set with a column of type Image")
     if "label" in named:
@@ -146,7 +146,7 @@ def _columns(source: str, data: Any, library: Any, named: Mapping[str, str], not
         raise UserError(
             f"{source} has no classes, no column of type ClassLabel: name a column with ,label=COLUMN ({rest})"
         )
-    label = max(labels, key=lambda key: len(data.features[key].names))
+    label: str = max(labels, key=lambda key: len(data.features[key].names))
     if len(labels) > 1:
         note(f"labels of {source}: the column {label}, of {', '.join(labels)}: name another with ,label=COLUMN")
     return image, label

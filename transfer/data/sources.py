@@ -67,9 +67,9 @@ def open_source(text: str, split: Split, *, data_root: Path | None = None, note:
     """One split of a source of labelled images.
 
     Args:
-        text: a folder or a URL that holds train/ and test/ (or val/), with images or shards in them; torchvision:NAME;
-            hf:ID, with @CONFIG, ,label=COLUMN and ,image=COLUMN; a CSV file of paths, labels and splits. If a data set of torchvision has train and validation images, both are for training,
-            as in Kornblith et al. (2019).
+        text: a folder or a URL that holds train/ and test/ (or val/), with images or shards in them; a CSV file of
+            paths, labels and splits; torchvision:NAME; hf:ID, with @CONFIG, ,label=COLUMN and ,image=COLUMN. If a data
+            set of torchvision has train and validation images, both are for training, as in Kornblith et al. (2019).
         split: which images.
         data_root: folder of torchvision's data sets; else $EXCB_DATA, else ~/.cache/excb/datasets.
         note: called with messages for the user.
