@@ -93,7 +93,7 @@ def _seen(function: Callable[[Any], Any]) -> OwnTransform:
         mean, std = getattr(part, "mean", None), getattr(part, "std", None)
         if mean is not None and std is not None and len(mean) == len(std) == 3:
             means, stds = tuple(map(float, mean)), tuple(map(float, std))
-            return OwnTransform(side, side, means, stds, function=function, normalisation_known=True)  # type: ignore[arg-type]
+            return OwnTransform(side, side, means, stds, function=function, normalisation_known=True)
     return OwnTransform(side, side, function=function)
 
 

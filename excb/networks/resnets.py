@@ -36,9 +36,10 @@ def resnet(name: str, options: dict[str, Any]) -> ResNet:
     if small:
         small_stem(network, **stem)
     if channels != 3:
-        first = network.conv1
-        kernel: Any = (first.kernel_size, first.stride, first.padding)
-        network.conv1 = nn.Conv2d(channels, first.out_channels, *kernel, bias=False)
+        first: Any = network.conv1
+        network.conv1 = nn.Conv2d(
+            channels, first.out_channels, first.kernel_size, first.stride, padding=first.padding, bias=False
+        )
         nn.init.kaiming_normal_(network.conv1.weight, mode="fan_out", nonlinearity="relu")
     return network
 
