@@ -114,7 +114,8 @@ def adopted(recipe: Recipe, note: Callable[[str], None], *, begun: Path | None =
     if recipe.init is None or not recipe.adopts:
         return recipe
     before = _begun(begun, recipe.init)
-    values = before or _values_of(loading.read(recipe.init), recipe)
+    checkpoint = None if before else loading.read(recipe.init)
+    values = _values_of(checkpoint, recipe) if checkpoint is not None else before or {}
     changes: dict[str, dict[str, Any]] = {}
     for name in recipe.adopts:
         section, field = name.split(".")
@@ -124,10 +125,12 @@ def adopted(recipe: Recipe, note: Callable[[str], None], *, begun: Path | None =
     channels = changes.get("model", {}).get("options", {}).get(CHANNELS, RGB)
     settled = replace(recipe, adopts=()).change(**changes_for(recipe, channels, changes))
     settled = fit_channels(settled, recipe.data.channels or channels)
-    if before is None:
+    if checkpoint is not None:
         views = settled.views
         sizes = f"{views.global_size} pixels" + (f", local {views.local_size}" if views.local_views else "")
         note(f"init={recipe.init} sets backbone {_describe(settled.model.architecture)}, views of {sizes}")
+        if (mode := checkpoint.preprocessing.crop_mode) != "center":
+            note(f"images of init={recipe.init} are cut by crop_mode {mode}; this run evaluates a centre crop of them")
     return settled
 
 

@@ -185,6 +185,15 @@ def test_a_foreign_checkpoint_decides_by_its_preprocessing(tmp_path: Path) -> No
     assert views["local_size"] == 32  # 96 / 224 of 80, by sixteens
 
 
+def test_a_crop_mode_that_runs_have_not_is_said(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    squashed = Stored(tmp_path, {}, Architecture("resnet18"), Preprocessing(80, 80, crop_mode="squash"))
+    monkeypatch.setattr("excb.pretrain.initialise.loading.read", lambda _: squashed)
+    lines: list[str] = []
+    recipe = adopted(apply(find_recipe("rn50_100ep"), ["init=x"]), lines.append)
+    assert (recipe.views.eval_crop, recipe.views.eval_resize) == (80, 80)
+    assert "crop_mode squash; this run evaluates a centre crop" in lines[-1]
+
+
 def test_what_is_named_is_not_adopted() -> None:
     recipe = find_recipe("quickstart")
     assert apply(recipe, []).adopts == ()
