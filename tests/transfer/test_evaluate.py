@@ -2,6 +2,7 @@
 
 import csv
 import json
+import shutil
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -14,10 +15,12 @@ from PIL import Image
 from torch import Tensor, nn
 
 import excb
+from excb.console import Reporter
 from excb.errors import UserError
 from excb.networks.preprocessing import Preprocessing
 from excb.results.result import Result as Record
 from excb.transfer.cli import main
+from excb.transfer.task import Task
 from tests.forked import launch
 from tests.run_files import tiny_recipe, write_run
 from tests.transfer.labelled_images import write_folder
@@ -264,3 +267,31 @@ def test_all_ranks_of_torchrun_have_the_figures_of_one_process(place: Path, tmp_
     expected |= excb.evaluate(place / "run", "retrieval", data=place / "data", **QUICK).figures
     for rank in "01":
         assert json.loads((tmp_path / "out" / rank).read_text()) == pytest.approx(expected)
+
+
+def test_what_was_left_out_or_doubted_stays_with_the_result(place: Path, tmp_path: Path) -> None:
+    shutil.copytree(place / "data", tmp_path / "data")
+    shutil.copy(tmp_path / "data" / "train" / "bee" / "0.png", tmp_path / "data" / "test" / "bee" / "copy.png")
+    (tmp_path / "data" / "train" / "bee" / "clip.mp4").write_bytes(b"video")
+    result = excb.evaluate(place / "run", "knn", data=tmp_path / "data", k=[3], **QUICK)
+    assert result.record.ledger.lines()[:2] == [
+        "left out of train: 1 .mp4",
+        "test: 1 of 22 images are among the train images too, such as bee/copy.png = bee/0.png: their figures say "
+        "nothing about new images",
+    ]
+    assert "left out of train: 1 .mp4" in repr(result)
+    file, *_ = result.save(tmp_path / "result.json")
+    assert Record.read(file).ledger == result.record.ledger
+
+
+def test_features_that_are_not_finite_are_doubted(place: Path) -> None:
+    class Damaged(Network):
+        def forward(self, images: Tensor) -> Tensor:
+            return super().forward(images).index_fill(0, torch.tensor([0]), torch.nan)
+
+    data = place / "data"
+    task = Task.prepare(Damaged(), data / "train", data / "test", device="cpu", batch=8, workers=0)
+    task.features(task.test, "test", Reporter(quiet=True))
+    (entry,) = task.ledger.entries
+    assert (entry.of, entry.reason, entry.count) == ("test", "rows of features that are not finite", 3)  # of 8, 8, 5
+    assert entry.names[0] == "ant/0.png"

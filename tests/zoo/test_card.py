@@ -12,6 +12,7 @@ import yaml  # type: ignore[import-untyped]
 from excb.checkpoint import exported
 from excb.errors import UserError
 from excb.hub.catalogue import Checkpoint
+from excb.ledger import doubt
 from excb.networks.architecture import Architecture
 from excb.networks.backbone import feature_width
 from excb.networks.preprocessing import Preprocessing
@@ -46,6 +47,7 @@ def result(**changes: Any) -> Result:
         "seconds": 7200.0,
         "intervals": {"knn_top1_k20": (55.4, 59.25)},
         "notes": ["neighbours by torch"],
+        "ledger": doubt("of 9 images are copies", ["a"], "look", of="test"),
         "created": "2026-11-21T10:00:00+00:00",
         "environment": {"excb": "0.1.0", "torch": "2.15", "device": "x86_64 CPU", "cores": 2},
     }
@@ -132,6 +134,7 @@ def test_table_has_every_figure_with_protocol_interval_hardware_and_hours() -> N
         "- temperature: 0.07",
         "- measured: 2026-11-21T10:00:00+00:00",
         "- note: neighbours by torch",
+        "- note: test: 1 of 9 images are copies, such as a: look",
     ):
         assert line in text.splitlines()
     assert "someone" not in text

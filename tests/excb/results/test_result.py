@@ -14,6 +14,7 @@ import torch
 from excb import __version__
 from excb.errors import UserError
 from excb.files.atomic import write_text
+from excb.ledger import doubt
 from excb.results.result import Result, environment
 
 
@@ -39,6 +40,23 @@ def test_claims_are_in_the_file_where_there_are_any() -> None:
     assert json.loads(answered.to_json())["claims"] == told
     assert Result.from_json(answered.to_json()) == answered
     assert answered.protocol_hash == result().protocol_hash
+
+
+def test_the_ledger_is_in_the_file_where_there_is_one_and_in_no_hash() -> None:
+    plain = result()
+    told = dataclasses.replace(plain, ledger=doubt("of 9 images are copies", ["a = b"], "remove them", of="test"))
+    assert "ledger" not in json.loads(plain.to_json())
+    assert Result.from_json(plain.to_json()) == plain
+    assert Result.from_json(told.to_json()) == told
+    assert told.protocol_hash == plain.protocol_hash
+    assert told.remarks == ["test: 1 of 9 images are copies, such as a = b: remove them"]
+
+
+@pytest.mark.parametrize("wrong", [[], {"entries": [{"reason": "a"}]}, {"entries": {}}, {"more": 1}])
+def test_a_ledger_of_another_form_is_refused(wrong: Any) -> None:
+    values = json.loads(result().to_json()) | {"ledger": wrong}
+    with pytest.raises(UserError, match="ledger"):
+        Result.from_json(json.dumps(values))
 
 
 def test_json_holds_everything() -> None:
