@@ -25,7 +25,6 @@ from excb.method import Step
 from .channels import fit_channels
 from .data.batch import ViewBatch
 from .data.gpu_decoding import GpuDecoder, require_decoder
-from .data.pixels import with_their_pixels
 from .data.prefetch import prefetch_to_device
 from .data.stream_images import StreamImages
 from .data.stream_order import describe_order, reader_count
@@ -43,6 +42,7 @@ from .run.watch_process import WatchProcess
 from .step import NotFiniteError
 from .training import judging
 from .training.epoch_end import EpochEnd
+from .training.pixels import with_their_pixels
 from .training.start import check_run, start
 from .training.statistics import measured
 from .verdict import print_verdict

@@ -59,9 +59,9 @@ def _dry_run(options: argparse.Namespace, recipe: Recipe) -> int:
     from excb.images.opening import training_images
 
     from ..data.hub_stream import refuse_stream
-    from ..data.pixels import with_their_pixels
     from ..initialise import adopted
     from ..plan.plan import plan_run, print_plan_report
+    from ..training.pixels import with_their_pixels
     from ..training.start import check_run
 
     refuse_stream(options.data, "--dry-run")

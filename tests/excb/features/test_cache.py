@@ -10,7 +10,7 @@ import torch
 
 from excb.errors import UserError
 from excb.features import cache
-from excb.features.cache import CHECKSUMS, FOLDER, META, CachedFeatures, FeatureStore, entries, remove
+from excb.features.cache import CHECKSUMS, FOLDER, META, SRGB, CachedFeatures, FeatureStore, entries, remove
 from excb.remote.home import cache_root
 
 WIDTH = 3
@@ -42,7 +42,7 @@ def test_what_was_written_is_read(store: FeatureStore, warnings: list[str]) -> N
     assert store.missing(warnings.append) == []
     assert warnings == []
     assert torch.equal(store.open().all(), torch.from_numpy(rows(range(12))))
-    assert sorted(file.name for file in store.folder.iterdir()) == ["00000.npy", "00001.npy", "00002.npy", META]
+    assert sorted(file.name for file in store.folder.iterdir()) == ["00000.npy", "00001.npy", "00002.npy", META, SRGB]
     assert np.array_equal(np.load(store.folder / "00001.npy"), rows(SHARDS[1]))  # plain NumPy reads it
 
 
@@ -96,7 +96,7 @@ def test_damaged_shard_is_found(store: FeatureStore, warnings: list[str], harm: 
     assert store.missing(warnings.append) == [1]
     assert warnings == [f"{file} is damaged: its features are computed again"]
     store.start([1])
-    assert sorted(path.name for path in store.folder.iterdir()) == ["00000.npy", "00002.npy", CHECKSUMS]
+    assert sorted(path.name for path in store.folder.iterdir()) == ["00000.npy", "00002.npy", CHECKSUMS, SRGB]
     store.write(1, rows(SHARDS[1]))
     store.finish(MADE_FROM)
     assert store.missing(warnings.append) == []

@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import shutil
 from collections.abc import Iterator
 from dataclasses import replace
 from importlib import metadata
@@ -23,9 +24,11 @@ from excb.features import cache, extraction
 from excb.features.cache import FOLDER, META, entries
 from excb.features.extraction import Extraction, files_hash, modules_hash
 from excb.images.image_set import ImageSet
+from excb.images.scanning import scan_folder
 from excb.networks.backbone import weights_hash
 from excb.transfer.data.torchvision_sets import ArrayImages
 from excb.transfer.task import Task
+from tests.excb.images.deep_files import BLUE, GREEN, RED, linear_profile
 from tests.forked import server
 from tests.run_files import tiny_recipe, write_run
 from tests.transfer.labelled_images import changed, features_by_loop, write_folder
@@ -373,3 +376,27 @@ def test_many_processes_give_the_rows_of_one(place: Path, tmp_path: Path, proces
         assert log.count("is damaged: its features are computed again") == (rank == 0)
         assert (log == "") == (rank > 0)
     assert len(list((tmp_path / "cache" / FOLDER).iterdir())) == 3
+
+
+def test_features_of_versions_that_ignored_colour_profiles(place: Path, tmp_path: Path, opened: list[int]) -> None:
+    images, cache = tmp_path / "images", tmp_path / "cache"
+    shutil.copytree(place / "test", images)
+    task = prepare(place, cache)
+    first = task.features(scan_folder(images), "test", QUIET)[0].clone()
+    [marker] = cache.rglob("srgb")
+    marker.unlink()  # as those versions left the folder
+    opened.clear()
+    assert torch.equal(task.features(scan_folder(images), "test", QUIET)[0], first)
+    assert not opened  # no image has a profile: they stay
+    assert marker.exists()
+    file = next(images.rglob("*.png"))
+    stat = file.stat()
+    with Image.open(file) as image:
+        image.convert("RGB").save(file, icc_profile=linear_profile(GREEN, RED, BLUE))
+    os.utime(file, ns=(stat.st_atime_ns, stat.st_mtime_ns))
+    task.features(scan_folder(images), "test", QUIET)
+    [other] = [found for found in cache.rglob("srgb") if found != marker]
+    other.unlink()
+    opened.clear()
+    task.features(scan_folder(images), "test", QUIET)
+    assert len(opened) == len(scan_folder(images))

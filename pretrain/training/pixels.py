@@ -10,8 +10,8 @@ from excb.files import json_text
 from excb.images.pixels import Pixels
 from excb.images.survey import Survey, surveyed, with_pixels
 
+from ..data.stream_images import StreamImages
 from ..recipe import DataSettings
-from .stream_images import StreamImages
 
 
 def with_their_pixels(images: Any, settings: DataSettings, reporter: Reporter, *, begun: Path | None = None) -> Any:

@@ -10,9 +10,9 @@ from excb.console import Reporter
 from excb.errors import UserError
 from excb.images.pixels import Pixels
 from excb.images.scanning import scan_folder
-from excb.pretrain.data.pixels import with_their_pixels
 from excb.pretrain.recipe import DataSettings
 from excb.pretrain.run.run_folder import facts_of_images
+from excb.pretrain.training.pixels import with_their_pixels
 from tests.excb.images.deep_files import ramp, write
 
 QUIET = Reporter(quiet=True)
