@@ -50,6 +50,7 @@ def shrink_folder(folder: Path, out: Path, reporter: Reporter, *, side: int) -> 
     if source.is_relative_to(target) or target.is_relative_to(source):
         raise UserError(f"{out} and {folder} are one inside the other: name an --out beside {folder}")
     images = scan_folder(folder)
+    images.ledger.tell(reporter)
     names = set(images.paths)
     for name in images.paths:
         if (shared := _copied_name(name)) != name and shared in names:

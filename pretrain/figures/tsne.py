@@ -96,6 +96,7 @@ def compute_plane(
     from sklearn.manifold import TSNE
 
     images = scan_folder(data / "train" if (data / "train").is_dir() else data)
+    images.ledger.tell(reporter)
     for file in out:
         refuse_among(images, file.parent)
     wanted = list(IMAGENET_10) if classes is None else list(dict.fromkeys(classes))

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from excb.hub.catalogue import BUNDLED, find
+from excb.ledger import doubt
 from excb.results.result import Result
 from excb.transfer.cli import main
 from excb.transfer.leaderboard import figure, tables
@@ -124,6 +125,12 @@ def test_of_two_files_of_one_row_the_first_counts_and_the_other_is_noted() -> No
     row = the_row(boards(own, claims()), "rn50_400ep", status="reproduced")
     assert row.cells["top-1"].measured == 76.4
     assert "1.json gives top-1 60.00" in row.notes
+
+
+def test_the_ledger_is_noted_in_the_row() -> None:
+    one = replace(linear("rn50_400ep", 76.4), ledger=doubt("of 9 images are copies", ["a"], "look", of="test"))
+    row = the_row(boards(measured(one), claims()), "rn50_400ep", status="reproduced")
+    assert "test: 1 of 9 images are copies, such as a: look" in row.notes
 
 
 def test_every_accuracy_of_the_registry_is_there() -> None:

@@ -23,7 +23,7 @@ from excb.results.result import Result
 from excb.transfer.cli import main
 from excb.transfer.knn.options import KnnOptions
 from excb.transfer.knn.protocol import measure
-from excb.transfer.reporting.references import below, print_references, with_reference
+from excb.transfer.reporting.references import below, nearly_by_chance, print_references, with_reference
 from excb.transfer.task import Task
 from tests.run_files import tiny_recipe, write_run
 from tests.transfer.labelled_images import features_by_loop, knn_by_loop, write_folder
@@ -233,3 +233,9 @@ def test_results_without_references_are_read_and_written_as_before() -> None:
     assert Result.from_json(old.to_json()) == old
     new = replace(old, references={"chance": {"knn_top1_k20": 1.0}})
     assert Result.from_json(new.to_json()) == new
+
+
+def test_figures_that_guessing_nearly_reaches_are_doubted() -> None:
+    found = nearly_by_chance({"chance": {"knn_top1": 33.3, "knn_top5": 100.0}, "majority": {"knn_top1": 90.0}})
+    assert found.lines() == ["1 figures that guessing brings above 50 %, such as knn_top5 (100 %): they say little"]
+    assert not nearly_by_chance({})

@@ -7,6 +7,7 @@ import numpy as np
 from excb.errors import UserError
 from excb.images.image_set import ImageSet
 from excb.images.scanning import scan_folder
+from excb.ledger import NOTHING
 
 from .instance_set import InstanceLayout, InstanceSet, Truth
 
@@ -30,9 +31,8 @@ def _open(root: Path, named: Path | None) -> InstanceSet:
             "--ground-truth is of the layouts revisited and pairs: Copydays has its truth in names of files"
         )
     gallery = scan_folder(root / ORIGINALS)
-    paths = [
-        f"{folder}/{path}" for folder in KINDS if (root / folder).is_dir() for path in scan_folder(root / folder).paths
-    ]
+    scans = {folder: scan_folder(root / folder) for folder in KINDS if (root / folder).is_dir()}
+    paths = [f"{folder}/{path}" for folder, scan in scans.items() for path in scan.paths]
     if not paths:
         raise UserError(f"{root} has no folder of copies: it needs {', '.join(KINDS)} beside {ORIGINALS}/")
     originals: dict[str, list[int]] = {}
@@ -50,7 +50,8 @@ def _open(root: Path, named: Path | None) -> InstanceSet:
         for kind in dict.fromkeys(kinds)
     }
     groups = [path.rpartition("/")[0] for path in paths]  # "strong", "crops/10", "jpegqual/3"
-    return InstanceSet("copies", _Copies(root, paths), gallery, truth, groups)
+    left_out = sum((scan.ledger.of(folder) for folder, scan in scans.items()), NOTHING)
+    return InstanceSet("copies", _Copies(root, paths, ledger=left_out), gallery, truth, groups)
 
 
 def _key(path: str) -> str:
