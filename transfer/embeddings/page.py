@@ -4,7 +4,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from excb.images.picture import as_rgb
+from excb.images.picture import as_channels
+from excb.images.pixels import EIGHT_BIT, Pixels
 from excb.results.result import folder_name
 
 from ..pages.gallery import GallerySection, Picture, PictureGroup, render_gallery
@@ -44,10 +45,11 @@ def render_search(
         cosine: from which images count as near-duplicates.
         progress: called after every picture.
     """
-    root = Path(embeddings.root)
+    root, prepared = Path(embeddings.root), embeddings.model.get("preprocessing") or {}
+    pixels = Pixels.from_dict(prepared["pixels"]) if "pixels" in prepared else EIGHT_BIT
 
     def picture(path: str, *, below: Path = root, mark: str = "", caption: str | None = None) -> Picture:
-        made = Picture.of(path, lambda: as_rgb(below / path), mark=mark, caption=caption)
+        made = Picture.of(path, lambda: as_channels(below / path, pixels), mark=mark, caption=caption)
         progress(1)
         return made
 
