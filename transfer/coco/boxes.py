@@ -13,14 +13,17 @@ def corners(box: Box) -> Box:
 def clipped(box: Box, size: tuple[int, int]) -> Box:
     """The part inside an image of this width and height; without an area if there is none."""
     left, top, right, bottom = corners(box)
-    left, right = (min(max(side, 0.0), float(size[0])) for side in (left, right))
-    top, bottom = (min(max(side, 0.0), float(size[1])) for side in (top, bottom))
+    if left >= 0 and top >= 0 and right <= size[0] and bottom <= size[1]:
+        return box  # nearly all, of a million boxes
+    left, right = min(max(left, 0.0), float(size[0])), min(max(right, 0.0), float(size[0]))
+    top, bottom = min(max(top, 0.0), float(size[1])), min(max(bottom, 0.0), float(size[1]))
     return left, top, right - left, bottom - top
 
 
 def is_flat(box: Box, size: tuple[int, int]) -> bool:
     """Whether it has no area in the image."""
-    return min(box[2:]) <= 0 or min(clipped(box, size)[2:]) <= 0
+    inside = clipped(box, size)
+    return box[2] <= 0 or box[3] <= 0 or inside[2] <= 0 or inside[3] <= 0
 
 
 def is_beyond(box: Box, size: tuple[int, int]) -> bool:

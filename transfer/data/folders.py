@@ -17,7 +17,7 @@ from excb.images.tars.places import holds_shards, is_shards
 from excb.remote.byte_ranges import is_remote
 
 from .classes import labelled_folder, with_classes_of
-from .label_files import is_table, scan_labelled, table_of
+from .label_files import is_table, scan_labelled, label_table
 from .label_lists import labelled_by_list, list_beside
 from .named_sets import Note, Split
 
@@ -31,7 +31,7 @@ def open_folder(folder: str, split: Split, note: Note) -> Images:
     Raises:
         UserError: the split is missing or unusable.
     """
-    if not is_remote(folder) and (table := table_of(folder)) is not None and table.has_splits:
+    if not is_remote(folder) and (table := label_table(folder)) is not None and table.has_splits:
         return table.images(split, note)
     require(not is_table(folder), f"{folder} has no column split: add one, or name two with --train CSV --test CSV")
     if split == "train":
@@ -56,7 +56,7 @@ def images_below(folder: Path, note: Note) -> Images:
 
 def held_out_place(folder: str) -> str:
     """The folder or URL of the test images: test/, or val/ if test/ is missing or has no labels, as in ImageNet."""
-    if not is_remote(folder) and (table := table_of(folder)) is not None and table.has_splits:
+    if not is_remote(folder) and (table := label_table(folder)) is not None and table.has_splits:
         return folder
     test, val = _below(folder, "test"), _below(folder, "val")
     if is_remote(folder):
@@ -71,7 +71,7 @@ def _below(folder: str, name: str) -> str:
 
 
 def _has_table(folder: Path) -> bool:
-    return table_of(folder) is not None or folder.with_name(f"{folder.name}.csv").is_file()
+    return label_table(folder) is not None or folder.with_name(f"{folder.name}.csv").is_file()
 
 
 def _has_folders(folder: Path) -> bool:

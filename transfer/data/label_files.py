@@ -136,7 +136,7 @@ def is_table(place: Path | str) -> bool:
     return str(place).lower().endswith(".csv") and Path(place).is_file()
 
 
-def table_of(place: Path | str) -> LabelTable | None:
+def label_table(place: Path | str) -> LabelTable | None:
     """The table of a place that is a CSV file, or the one in a folder; None if there is none with labels."""
     path = Path(place)
     if is_table(place):
@@ -159,7 +159,7 @@ def scan_labelled(place: Path | str, split: Split | None, note: Note = lambda _l
     Raises:
         UserError: as `scan_folder`, and as `LabelTable.images`.
     """
-    if (table := table_of(place)) is not None:
+    if (table := label_table(place)) is not None:
         if not is_table(place):
             note(f"labels of {place}: those of {table.file.name}")
         return table.images(split, note)
