@@ -38,7 +38,7 @@ class LedgerEntry:
 
 @dataclass(frozen=True)
 class Ledger:
-    """What was left out, and what is doubted; empty where neither is known of."""
+    """All that was left out or is doubted; empty where neither is known of."""
 
     entries: tuple[LedgerEntry, ...] = ()
 

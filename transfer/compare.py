@@ -125,7 +125,7 @@ def _differences(a: Result, b: Result, pairs: Sequence[tuple[str, str]]) -> list
 
 
 def _of_one_ledger(a: Result, b: Result) -> list[str]:
-    """What was left out or doubted, by both or by one of them."""
+    """Lines of what was left out or doubted in both, or in one of them."""
     lines = [result.ledger.lines() for result in (a, b)]
     both = [line for line in lines[0] if line in lines[1]]
     only = [

@@ -337,7 +337,7 @@ class Task:
 
     @property
     def ledger(self) -> Ledger:
-        """What was left out of every set, or is doubted in it."""
+        """All that was left out of the sets, or is doubted in them."""
         unique = {id(images): (images, name) for name, images in self.sets.items()}  # one set may have two names
         return sum((ledger_of(images).of(name) for images, name in unique.values()), sum(self.doubts.values(), NOTHING))
 

@@ -73,7 +73,7 @@ class ScannedImages(Protocol):
 
 
 def ledger_of(images: Any) -> Ledger:
-    """What the search for a set's images left out; that of the whole set for some of its images."""
+    """The ledger of the search for a set's images; that of the whole set for some of its images."""
     while not isinstance(ledger := getattr(images, "ledger", None), Ledger):
         if (images := getattr(images, "images", None)) is None:
             return NOTHING

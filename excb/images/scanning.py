@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from excb.errors import UserError, nearest_path
-from excb.images.formats.known import EXTENSIONS, Kind, extension_of, kind_of, kind_of_file
+from excb.images.formats.known import EXTENSIONS, Kind, extension_of, kind_of_extension, kind_of_file
 from excb.images.image_set import Images, ImageSet, ScannedImages
 from excb.ledger import Ledger, Tally
 
@@ -56,7 +56,7 @@ def _images_below(root: Path) -> tuple[list[str], Ledger]:
                 paths.append(below + name)
                 continue
             extension = extension_of(name)
-            kind = kind_of(extension)
+            kind = kind_of_extension(extension)
             if kind is Kind.IMAGE:
                 usual.add(name[-len(extension) :])
             elif kind is Kind.UNKNOWN:

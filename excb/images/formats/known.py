@@ -40,7 +40,7 @@ _BITMAP_HEADERS = (12, 40, 52, 56, 64, 108, 124)  # bytes of BMP's second header
 
 
 class Kind(Enum):
-    """What an extension says of a file."""
+    """The kind of a file, by its extension or its first bytes."""
 
     IMAGE = "image"
     ARRAY = "array"  # an image where a folder holds no other
@@ -55,8 +55,8 @@ def extension_of(name: str) -> str:
 
 
 @cache
-def kind_of(extension: str) -> Kind | Extra:
-    """What an extension says: a kind, or the extra that is missing here to open such images."""
+def kind_of_extension(extension: str) -> Kind | Extra:
+    """The kind of files with an extension, or the extra that is missing here to open such images."""
     if extension in EXTENSIONS:
         return Kind.IMAGE
     if extension == NPY:
@@ -71,7 +71,7 @@ def kind_of(extension: str) -> Kind | Extra:
 
 
 def kind_of_head(head: bytes) -> Kind | Extra:
-    """What the first bytes say: an image, another file, or the extra that is missing here to open it.
+    """The kind of a file by its first bytes: an image, another file, or the extra that is missing here to open it.
 
     Args:
         head: `HEAD` of them.
@@ -92,7 +92,7 @@ def _is_webp_or_bitmap(head: bytes) -> bool:
 
 
 def kind_of_file(entry: "os.DirEntry[str]") -> Kind | Extra:
-    """What the first bytes of a file say; a file that cannot be read is no image."""
+    """The kind of a file by its first bytes, which are read; a file that cannot be read is no image."""
     try:
         if not entry.is_file():  # reading a pipe would wait for a writer
             return Kind.OTHER

@@ -28,10 +28,10 @@ def quiet(_line: str) -> None:
 
 @pytest.fixture
 def no_extra(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    known.kind_of.cache_clear()
+    known.kind_of_extension.cache_clear()
     monkeypatch.setattr(Extra, "register", lambda _self: False)
     yield
-    known.kind_of.cache_clear()
+    known.kind_of_extension.cache_clear()
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ from PIL import Image, ImageFile
 from excb.errors import UserError
 from excb.images.decoding import BrokenImageError, open_image, stored_and_upright_size
 from excb.images.formats import known, plugins
-from excb.images.formats.known import HEAD, Kind, extension_of, kind_of, kind_of_head
+from excb.images.formats.known import HEAD, Kind, extension_of, kind_of_extension, kind_of_head
 from excb.images.formats.plugins import HEIC, JXL, RAW, Extra
 from excb.images.scanning import scan_folder
 
@@ -21,10 +21,10 @@ PICTURE = Image.fromarray((np.mgrid[:40, :56][0] * 4)[..., None].repeat(3, 2).as
 
 @pytest.fixture
 def no_extra(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    known.kind_of.cache_clear()
+    known.kind_of_extension.cache_clear()
     monkeypatch.setattr(Extra, "register", lambda _self: False)
     yield
-    known.kind_of.cache_clear()
+    known.kind_of_extension.cache_clear()
 
 
 @pytest.mark.parametrize(
@@ -56,22 +56,22 @@ def test_a_plugin_that_pillow_has_is_honoured(tmp_path: Path) -> None:
         def _open(self) -> None:
             self._size, self._mode = (1, 1), "L"
 
-    assert kind_of(".own1") is Kind.UNKNOWN
-    known.kind_of.cache_clear()
+    assert kind_of_extension(".own1") is Kind.UNKNOWN
+    known.kind_of_extension.cache_clear()
     Image.register_open("OWN", Own, lambda prefix: prefix.startswith(b"own"))
     Image.register_extension("OWN", ".own1")
     try:
-        assert kind_of(".own1") is Kind.IMAGE
+        assert kind_of_extension(".own1") is Kind.IMAGE
     finally:
         Image.OPEN.pop("OWN")
         Image.EXTENSION.pop(".own1")
         Image.ID.remove("OWN")
-        known.kind_of.cache_clear()
+        known.kind_of_extension.cache_clear()
 
 
 @pytest.mark.parametrize("extension", [".eps", ".pdf", ".wmf", ".mpg", ".h5", ".grib"])
 def test_what_needs_another_program_is_no_image(extension: str) -> None:
-    assert kind_of(extension) in (Kind.OTHER, Kind.UNKNOWN)
+    assert kind_of_extension(extension) in (Kind.OTHER, Kind.UNKNOWN)
 
 
 @pytest.mark.usefixtures("no_extra")
