@@ -17,7 +17,7 @@ from excb.images.tars.places import holds_shards, is_shards
 from excb.remote.byte_ranges import is_remote
 
 from .classes import labelled_folder, with_classes_of
-from .label_files import is_table, scan_labelled, label_table
+from .label_files import is_table, label_table, scan_labelled
 from .label_lists import labelled_by_list, list_beside
 from .named_sets import Note, Split
 
