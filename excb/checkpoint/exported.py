@@ -141,7 +141,7 @@ def read(folder: Path) -> Stored:
         architecture = architecture_from(block["architecture"])
         preprocessing = preprocessing_from(block["preprocessing"])
         facts_from(block)
-    except (ArithmeticError, AttributeError, KeyError, TypeError, ValueError) as error:
+    except (ArithmeticError, AttributeError, KeyError, TypeError, ValueError, UserError) as error:
         reason = f"{type(error).__name__}: {error}"
         raise UserError(f"{folder / CONFIG} was not written by `excb-zoo export` or timm ({reason})") from None
     tensors = _read_tensors(folder / WEIGHTS, config)

@@ -7,7 +7,9 @@ from excb.files import records
 from excb.files.records import (
     Field,
     RecordError,
+    all_of,
     boolean,
+    condition,
     list_of,
     matching,
     number_in,
@@ -16,7 +18,7 @@ from excb.files.records import (
     table_of,
     words,
 )
-from excb.networks.rules import PREPROCESSING
+from excb.networks.rules import PREPROCESSING, preprocessing_from
 from excb.remote.home import folder_of
 from excb.remote.wheels import PLACE
 
@@ -30,14 +32,24 @@ _LOCATION = matching(r"https?://[!-~]+|hf-hub:[\w.-]+/[\w.-]+(@[\w./-]+)?|" + PL
 _ARCHITECTURE = record_of({"name": words, "options": table_of(records.anything, words)}, required=["name"])
 _FIGURES = table_of(table_of(number_in(-MOST, MOST), words), words)
 
+
+def _is_whole(values: dict[str, Any]) -> bool:
+    try:
+        preprocessing_from(values)
+    except RecordError:
+        return False
+    return True
+
+
 # Every field, its rule, and the rule in words.
 FIELDS = {
     "name": _TEXT,
     "method": _TEXT,
     "architecture": Field(_ARCHITECTURE, 'a table as { name = "resnet50" }, with or without options'),
     "preprocessing": Field(
-        record_of({name: rule for name, (rule, _) in PREPROCESSING.items()}),
-        "a table of resize, crop, mean, std and interpolation, or of some of them",
+        all_of(record_of({name: rule for name, (rule, _) in PREPROCESSING.items()}), condition(_is_whole)),
+        "a table of resize, crop, mean, std, interpolation and crop_mode, or of some of them, for as many channels as "
+        "pixels has",
     ),
     "source": _TEXT,
     "aliases": _TEXTS,
