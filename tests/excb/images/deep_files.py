@@ -31,27 +31,30 @@ def ramp(low: float, high: float, kind: type, side: int = 16) -> np.ndarray:
 
 
 def linear_profile(*primaries: tuple[float, float, float]) -> bytes:
-    """A profile of red, green and blue whose values are in proportion to light (ICC.1:2001-04, a matrix profile)."""
+    """A profile of three primaries, or of greys, whose values are in proportion to light (ICC.1:2001-04)."""
 
     def fixed(values: tuple[float, ...]) -> bytes:
         return b"".join(struct.pack(">i", round(value * 65536)) for value in values)
 
     curve = b"curv\0\0\0\0" + struct.pack(">I", 0)  # the identity
+    names = (b"rXYZ", b"gXYZ", b"bXYZ", b"rTRC", b"gTRC", b"bTRC") if primaries else (b"kTRC",)
     tags = {
         b"desc": b"desc\0\0\0\0" + struct.pack(">I", 5) + b"test\0" + b"\0" * 79,
         b"cprt": b"text\0\0\0\0none\0",
         b"wtpt": b"XYZ \0\0\0\0" + fixed(WHITE),
-        **{
-            name: b"XYZ \0\0\0\0" + fixed(xyz) for name, xyz in zip((b"rXYZ", b"gXYZ", b"bXYZ"), primaries, strict=True)
-        },
-        **dict.fromkeys((b"rTRC", b"gTRC", b"bTRC"), curve),
+        **dict.fromkeys(names, curve),
+        **{name: b"XYZ \0\0\0\0" + fixed(xyz) for name, xyz in zip(names, primaries, strict=False)},
     }
     start, table, body = 132 + 12 * len(tags), struct.pack(">I", len(tags)), b""
     for name, data in tags.items():
         table += name + struct.pack(">II", start + len(body), len(data))
         body += data + b"\0" * (-len(data) % 4)
     size = start + len(body)
-    header = struct.pack(">I4sI4s4s4s", size, b"", 0x02400000, b"mntr", b"RGB ", b"XYZ ") + b"\0" * 12 + b"acsp"
+    header = (
+        struct.pack(">I4sI4s4s4s", size, b"", 0x02400000, b"mntr", b"RGB " if primaries else b"GRAY", b"XYZ ")
+        + b"\0" * 12
+        + b"acsp"
+    )
     return header.ljust(68, b"\0") + fixed(WHITE).ljust(60, b"\0") + table + body
 
 
