@@ -15,6 +15,7 @@ from excb.console import Reporter
 from excb.errors import UserError
 from excb.features import precision
 from excb.images.scanning import scan_folder
+from excb.ledger import NOTHING
 from excb.networks.preprocessing import Preprocessing
 from excb.transfer.data.classes import labelled_folder
 from excb.transfer.task import Task, automatic_batch, largest_batch
@@ -83,6 +84,7 @@ def test_broken_image_is_an_error_that_names_it(place: Path, tmp_path: Path, har
 def test_description_of_checkpoint_and_data(place: Path) -> None:
     train, test = scan_folder(place / "train"), scan_folder(place / "test")
     described = prepare(place, resize=40).describe()
+    assert described.pop("ledger") == NOTHING
     assert described == {
         "checkpoint": {
             "name": "run step 5",
