@@ -15,7 +15,7 @@ import torch
 
 from excb.inference import accuracy, means, statistics
 from excb.inference.tiers import LEVEL, pairwise, tiers
-from excb.transfer.dense.patches.metrics import Areas, difference_of, spread_of
+from excb.transfer.dense.patches.metrics import Areas, area_difference, area_spread
 from excb.transfer.reporting import average_precision
 from excb.transfer.reporting.average_precision import area
 
@@ -123,13 +123,13 @@ def expected_precision(images: int) -> float:
 
 def segmented(images: int) -> Trial:
     """Mean IoU over classes."""
-    return lambda random: inside(spread_of([masks(random, images)], "miou").interval(), expected_miou(images))
+    return lambda random: inside(area_spread([masks(random, images)], "miou").interval(), expected_miou(images))
 
 
 def segmented_pair(images: int) -> Trial:
     """The difference of two equally good segmentations of unlike images: no pairing helps."""
     return lambda random: inside(
-        difference_of([masks(random, images)], [masks(random, images)], "miou").interval(lowest=-1.0), 0.0
+        area_difference([masks(random, images)], [masks(random, images)], "miou").interval(lowest=-1.0), 0.0
     )
 
 
@@ -138,14 +138,14 @@ def labelled(images: int) -> Trial:
 
     def trial(random: np.random.Generator) -> bool:
         first, _, targets = labels(random, images)
-        return inside(average_precision.spread_of(first, targets, area).interval(), expected_precision(images))
+        return inside(average_precision.precision_spread(first, targets, area).interval(), expected_precision(images))
 
     return trial
 
 
 def labelled_pair(images: int) -> Trial:
     """Whether two networks of equal mAP are called different."""
-    return lambda random: average_precision.difference_of(*labels(random, images), area).p_value() < LEVEL
+    return lambda random: average_precision.precision_difference(*labels(random, images), area).p_value() < LEVEL
 
 
 def top1_pair(images: int) -> Trial:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from .jackknife import LEAST, Jackknife
+from excb.inference.jackknife import LEAST, Jackknife
 
 
 @dataclass(frozen=True)

@@ -9,9 +9,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from excb.inference.accuracy import COVERAGE, in_percent
 from excb.seeding import Purpose, generator
-
-from .accuracy import COVERAGE, in_percent
 
 MOST_GROUPS = 200
 LEAST = 30  # units below which the interval's coverage is not near 95 %

@@ -7,9 +7,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from excb.inference.accuracy import COVERAGE, in_percent, share_interval
 from excb.seeding import Purpose, generator
-
-from .accuracy import COVERAGE, in_percent, share_interval
 
 RESAMPLES = 2000
 _FEW = 10  # images that differ

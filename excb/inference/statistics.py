@@ -9,9 +9,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from .accuracy import accuracy, accuracy_interval, difference_interval, discordant, mcnemar
-from .means import mean_difference_interval, mean_interval, mean_percent, randomisation_test
-from .paired import PairedTest
+from excb.inference.accuracy import accuracy, accuracy_interval, difference_interval, discordant, mcnemar
+from excb.inference.means import mean_difference_interval, mean_interval, mean_percent, randomisation_test
+from excb.inference.paired import PairedTest
 
 
 def percent(scores: Tensor) -> float:

@@ -18,7 +18,7 @@ from excb.results.result import Result
 from excb.seeding import Purpose, generator
 
 from ..reporting.report import bytes_beside
-from .patches.metrics import MEASURES, Areas, difference_of, figure_name
+from .patches.metrics import MEASURES, Areas, area_difference, figure_name
 
 Measure = Callable[[np.ndarray, np.ndarray, np.ndarray], np.ndarray]  # see `metrics.MEASURES`
 Resampling = Callable[[np.ndarray], np.ndarray]  # [resamples, N] -> [resamples], a share of 1
@@ -89,7 +89,7 @@ class Segmentations(Paired):
             100 * values_of_all[0],
             100 * values_of_all[1],
             100 * (values_of_all[1] - values_of_all[0]),
-            difference_of(first, second, measure).interval(lowest=-1.0),
+            area_difference(first, second, measure).interval(lowest=-1.0),
             int((alone[0] > alone[1]).sum()),
             int((alone[1] > alone[0]).sum()),
             float((1 + extreme.sum()) / (1 + RESAMPLES)),

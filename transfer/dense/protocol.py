@@ -22,7 +22,7 @@ from .heads.memory import Memory, choose_patches
 from .heads.recipes import LINEAR, LOGISTIC, HeadName
 from .options import DenseOptions
 from .patches.labels import PatchLabels
-from .patches.metrics import MEASURES, Areas, figure_name, spread_of
+from .patches.metrics import MEASURES, Areas, area_spread, figure_name
 from .pictures import spread
 from .segmentation import QUERIES, segment
 from .setup import DenseTask
@@ -175,7 +175,7 @@ def _result(
             figure_name(run, measure): ends
             for run, seeds in areas.items()
             for measure in MEASURES
-            if (ends := spread_of(seeds, measure).interval()) is not None
+            if (ends := area_spread(seeds, measure).interval()) is not None
         },
         per_class={figure_name(run, "miou"): _by_class(seeds, task.test.classes) for run, seeds in areas.items()},
         notes=[*notes, *random, *below],

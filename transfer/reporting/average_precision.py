@@ -99,12 +99,12 @@ def of_labels(scores: np.ndarray, targets: np.ndarray) -> np.ndarray:
     return values
 
 
-def spread_of(scores: np.ndarray, targets: np.ndarray, summary: Summary) -> Jackknife:
+def precision_spread(scores: np.ndarray, targets: np.ndarray, summary: Summary) -> Jackknife:
     """mAP and its spread over the images; arguments as `precision_by_class`."""
     return Jackknife.of(*_with_and_without(scores, targets, summary))
 
 
-def difference_of(first: np.ndarray, second: np.ndarray, targets: np.ndarray, summary: Summary) -> Jackknife:
+def precision_difference(first: np.ndarray, second: np.ndarray, targets: np.ndarray, summary: Summary) -> Jackknife:
     """mAP of the second scores minus that of the first, and its spread over the images, which are the same."""
     (one, without_one), (other, without_other) = (
         _with_and_without(scores, targets, summary) for scores in (first, second)

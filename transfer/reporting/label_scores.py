@@ -49,7 +49,7 @@ class LabelScores(Paired):
         """Figures in percent, and their 95 % intervals over the images; see `Jackknife`."""
         figures, intervals = {}, {}
         for figure, (summary, scores) in self._by_figure().items():
-            spread = average_precision.spread_of(scores, self.targets, SUMMARIES[summary])
+            spread = average_precision.precision_spread(scores, self.targets, SUMMARIES[summary])
             figures[figure] = round(100 * spread.value, 4)
             if (ends := spread.interval()) is not None:
                 intervals[figure] = ends
@@ -110,7 +110,7 @@ class LabelScores(Paired):
         if name != other_name:
             raise UserError(f"--figure {figure}:{other_figure}: {name} and {other_name} are unlike measures")
         values = [float(average_precision.mean(each, self.targets, SUMMARIES[name])[0]) for each in (first, second)]
-        difference = average_precision.difference_of(first, second, self.targets, SUMMARIES[name])
+        difference = average_precision.precision_difference(first, second, self.targets, SUMMARIES[name])
         alone = [average_precision.of_labels(each, self.targets) for each in (first, second)]
         return PairedTest(
             100 * values[0],

@@ -27,7 +27,7 @@ def recall_terms(k: int) -> Terms:
     return lambda places, ranks, _relevant: ((places == 1) & (ranks <= k)).astype(np.float64)
 
 
-def score(terms: Terms, ranks: np.ndarray) -> float:
+def score_of(terms: Terms, ranks: np.ndarray) -> float:
     """The score of a query, 0 to 1, from the ranks of its relevant images, [R] ascending from 1; NaN without one."""
     relevant = len(ranks)
     return float(terms(np.arange(1, relevant + 1), ranks, relevant).sum()) if relevant else float("nan")

@@ -16,7 +16,7 @@ from ..protocol import Measurement
 from ..reporting.predictions import ImageScores
 from ..reporting.report import ScoredFiles, make_result
 from ..task import Task
-from .effects import GalleryEffects, Terms, precision_terms, r_precision_terms, recall_terms, score
+from .effects import GalleryEffects, Terms, precision_terms, r_precision_terms, recall_terms, score_of
 from .options import RetrievalOptions
 from .ranking import relevant_ranks
 
@@ -66,7 +66,7 @@ def measure(task: Task, options: RetrievalOptions, reporter: Reporter) -> Measur
                 progress=bar.advance,
             )
         )
-    scores = np.array([[score(terms, own) for own in ranks] for terms in MEASURES.values()])
+    scores = np.array([[score_of(terms, own) for own in ranks] for terms in MEASURES.values()])
     all_scores = torch.from_numpy(np.concatenate(gather_objects(scores), axis=1))
     without = int(all_scores[0].isnan().sum())
     require(without < len(queries), f"no test image has another of its class among the {gallery} images to retrieve")

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from excb.inference.galleries import GalleryScores
-from excb.transfer.retrieval.effects import GalleryEffects, precision_terms, score
+from excb.transfer.retrieval.effects import GalleryEffects, precision_terms, score_of
 from excb.transfer.retrieval.ranking import relevant_ranks
 
 
@@ -17,7 +17,7 @@ def ranked(queries: np.ndarray, targets: np.ndarray, gallery: np.ndarray, labels
         torch.from_numpy(gallery), torch.from_numpy(queries), labels, targets, range(len(queries)) if shared else None,
         device=torch.device("cpu"), effects=effects,
     )  # fmt: skip
-    scores = np.array([score(precision_terms, own) for own in ranks])
+    scores = np.array([score_of(precision_terms, own) for own in ranks])
     return GalleryScores(scores, effects.of_mean(np.array([np.nanmean(scores)]))[0], shared)
 
 

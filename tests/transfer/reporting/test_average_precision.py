@@ -6,11 +6,11 @@ from sklearn.metrics import average_precision_score
 
 from excb.transfer.reporting.average_precision import (
     area,
-    difference_of,
     eleven_points,
     mean,
     precision_by_class,
-    spread_of,
+    precision_difference,
+    precision_spread,
 )
 
 SUMMARIES = {"area": area, "eleven": eleven_points}
@@ -98,10 +98,10 @@ def test_spread_is_that_of_a_loop_over_groups() -> None:
     first, second = random.random((60, 4)) + targets, random.random((60, 4))
     without = np.array([[mean(np.delete(scores, one, 0), np.delete(targets, one, 0), area)[0] for one in range(60)]
                         for scores in (first, second)])  # fmt: skip
-    spread = spread_of(first, targets, area)
+    spread = precision_spread(first, targets, area)
     assert spread.value == pytest.approx(mean(first, targets, area)[0])
     assert spread.error == pytest.approx(np.sqrt(59 / 60 * np.square(without[0] - without[0].mean()).sum()))
     leads = without[1] - without[0]
-    difference = difference_of(first, second, targets, area)
+    difference = precision_difference(first, second, targets, area)
     assert difference.error == pytest.approx(np.sqrt(59 / 60 * np.square(leads - leads.mean()).sum()))
     assert difference.p_value() < 1e-3

@@ -10,7 +10,7 @@ from excb.transfer.retrieval.effects import (
     precision_terms,
     r_precision_terms,
     recall_terms,
-    score,
+    score_of,
 )
 from excb.transfer.retrieval.ranking import relevant_ranks
 
@@ -30,9 +30,9 @@ CPU = torch.device("cpu")
 )
 def test_scores_by_hand(ranks: list[int], precision: float, r: float, recalls: tuple[int, int, int]) -> None:
     found = np.array(ranks)
-    assert score(precision_terms, found) == pytest.approx(precision)
-    assert score(r_precision_terms, found) == pytest.approx(r)
-    assert tuple(score(recall_terms(k), found) for k in (1, 5, 10)) == recalls
+    assert score_of(precision_terms, found) == pytest.approx(precision)
+    assert score_of(r_precision_terms, found) == pytest.approx(r)
+    assert tuple(score_of(recall_terms(k), found) for k in (1, 5, 10)) == recalls
 
 
 def test_a_ranking_by_hand() -> None:
@@ -114,7 +114,7 @@ def test_effects_of_the_gallery_are_those_of_leaving_images_out(shared: bool) ->
             rows, asked = torch.from_numpy(gallery[kept]), torch.from_numpy(queries)
             own = range(20) if shared else None
             ranks = relevant_ranks(rows, asked, labels[kept], targets, own, device=CPU, effects=effects)
-        return np.array([[score(terms, each) for each in ranks] for terms in measures])
+        return np.array([[score_of(terms, each) for each in ranks] for terms in measures])
 
     effects = GalleryEffects(len(gallery), measures)
     whole = scores(np.ones(len(gallery), bool), effects)

@@ -69,7 +69,7 @@ def stacked(images: Sequence[np.ndarray]) -> Areas:
     return Areas(*np.stack(images).transpose(1, 0, 2))
 
 
-def spread_of(runs: Sequence[Areas], measure: str) -> Jackknife:
+def area_spread(runs: Sequence[Areas], measure: str) -> Jackknife:
     """A measure's mean over runs, as a share of 1, and its spread by leaving out images, each from all runs.
 
     A measure is that of all pixels together, so a class that only one image shows is missing without it.
@@ -81,7 +81,7 @@ def spread_of(runs: Sequence[Areas], measure: str) -> Jackknife:
     return Jackknife.of(*_with_and_without(runs, measure))
 
 
-def difference_of(first: Sequence[Areas], second: Sequence[Areas], measure: str) -> Jackknife:
+def area_difference(first: Sequence[Areas], second: Sequence[Areas], measure: str) -> Jackknife:
     """Second minus first, likewise; both of the same images."""
     (one, without_one), (other, without_other) = (_with_and_without(runs, measure) for runs in (first, second))
     return Jackknife.of(other - one, without_other - without_one)

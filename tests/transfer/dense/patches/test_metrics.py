@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from sklearn.metrics import jaccard_score
 
-from excb.transfer.dense.patches.metrics import MEASURES, Areas, areas_of, difference_of, spread_of, stacked
+from excb.transfer.dense.patches.metrics import MEASURES, Areas, area_difference, area_spread, areas_of, stacked
 
 VOID = -1
 
@@ -58,7 +58,7 @@ def test_intervals_hold_the_figure_and_are_those_of_a_loop(measure: str) -> None
         predicted = np.where(random.random(200) < image / 30, true, random.integers(0, 4, 200))
         images.append(areas_of(predicted, true, 4))
     areas = stacked(images)
-    spread = spread_of([areas], measure)
+    spread = area_spread([areas], measure)
     ends = spread.interval()
     assert ends is not None
     assert ends[0] < 100 * spread.value < ends[1]
@@ -68,11 +68,11 @@ def test_intervals_hold_the_figure_and_are_those_of_a_loop(measure: str) -> None
         without.append(getattr(Areas(areas.right[kept], areas.predicted[kept], areas.true[kept]), measure)() / 100)
     assert spread.value == pytest.approx(getattr(areas, measure)() / 100)
     assert spread.error == pytest.approx(np.sqrt(29 / 30 * np.square(without - np.mean(without)).sum()))
-    assert spread_of([areas, areas], measure).error == pytest.approx(spread.error)
-    assert difference_of([areas], [areas], measure).interval(lowest=-1.0) == (0, 0)
+    assert area_spread([areas, areas], measure).error == pytest.approx(spread.error)
+    assert area_difference([areas], [areas], measure).interval(lowest=-1.0) == (0, 0)
 
 
 def test_classes_that_only_one_image_has_do_not_count_without_it() -> None:
     # Class 1 is in the first image only, and right there: without that image the mean is of class 0 alone.
     images = [areas_of(np.array([0, 1]), np.array([0, 1]), 2)] + 29 * [areas_of(np.array([0]), np.array([0]), 2)]
-    assert spread_of([stacked(images)], "miou").interval() == (100, 100)
+    assert area_spread([stacked(images)], "miou").interval() == (100, 100)
