@@ -101,7 +101,7 @@ def described(source: Source, channels: int | None = None) -> tuple[np.dtype[Any
 
 
 def profile(source: Source) -> Profile:
-    """What a file's embedded colour profile does; "none" for a broken file."""
+    """The effect of a file's embedded colour profile; "none" for a broken file."""
     try:
         refuse_special(source)
         with warnings.catch_warnings(action="ignore"), Image.open(source) as image:

@@ -13,10 +13,10 @@ import torch
 from hypothesis import strategies as st
 
 from excb.features.cache import FOLDER, META, FeatureStore, entries, remove
+from excb.inference.accuracy import accuracy_interval
 from excb.pretrain.__main__ import main as pretrain
 from excb.results.result import Result
 from excb.transfer.cli import main as transfer
-from excb.inference.accuracy import accuracy_interval
 from excb.transfer.leaderboard.submission import check_result, submit
 from excb.transfer.reporting.predictions import Predictions
 from excb.transfer.reporting.report import write_result as write_all

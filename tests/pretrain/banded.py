@@ -9,8 +9,7 @@ from PIL import Image
 from excb.images.image_set import ImageSet
 from excb.images.pixels import Pixels
 from excb.images.scanning import scan_folder
-
-from .small_runs import write_images
+from tests.pretrain.small_runs import write_images
 
 BANDS, TOP = 12, 10_000
 PIXELS = Pixels(BANDS, (0.0,), (float(TOP),), "declared")

@@ -19,8 +19,7 @@ from excb.pretrain.loop import run_training
 from excb.pretrain.recipe import Recipe
 from excb.pretrain.recipes import RECIPES
 from excb.pretrain.train import changed_recipe
-
-from .banded import BANDS, PIXELS, band_images
+from tests.pretrain.banded import BANDS, PIXELS, band_images
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

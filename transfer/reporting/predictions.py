@@ -116,7 +116,7 @@ class Scored(Paired):
         return buffer.getvalue()
 
     def _more(self) -> dict[str, np.ndarray]:
-        """What else a kind keeps in its file."""
+        """More arrays, of one kind only, for its file."""
         return {}
 
 

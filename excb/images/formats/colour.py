@@ -15,7 +15,7 @@ Profile = Literal["none", "sRGB", "converted", "ignored"]
 
 
 def profile_of(image: Image.Image) -> Profile:
-    """What an image's embedded profile does: "ignored" ones are damaged, or of another kind of image."""
+    """The effect of an image's embedded profile: "ignored" ones are damaged, or of another kind of image."""
     profile = image.info.get("icc_profile")
     if not profile:
         return "none"

@@ -142,7 +142,8 @@ def test_a_pass_that_fits_into_one_shard_resumes(
         patch.setattr(ImageSet, "open", stop)
         with pytest.raises(KeyboardInterrupt):
             task.features(task.train, "train", QUIET)
-    assert sorted(path.name for path in entries(tmp_path)[0].folder.iterdir()) == ["00000.part.npz", "checksums.json", "srgb"]
+    names = sorted(path.name for path in entries(tmp_path)[0].folder.iterdir())
+    assert names == ["00000.part.npz", "checksums.json", "srgb"]
     opened.clear()
     rows, _ = task.features(task.train, "train", QUIET)
     assert opened == list(range(8, 14))  # four batches of two were kept

@@ -30,7 +30,7 @@ def _no_network(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def theirs(network: Any, inputs: torch.Tensor) -> torch.Tensor:
-    """What transformers' own model returns: its pooled output; of ViT, whose pooler is BERT's, the class token."""
+    """The output of transformers' own model: pooled, or the class token of ViT, whose pooler is BERT's."""
     with torch.no_grad():
         outputs = network(inputs)
     if isinstance(network, transformers.ViTModel):
