@@ -41,10 +41,6 @@ class Images(Protocol):
     def __len__(self) -> int:
         """Number of images."""
 
-    @property
-    def pixels(self) -> Pixels:
-        """How stored values of all images become channels."""
-
     def stamp(self, index: int) -> str:
         """A text that changes when a stored image may have changed; empty where the fingerprint changes with it."""
 

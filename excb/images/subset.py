@@ -45,7 +45,7 @@ class Subset:
 
     @property
     def pixels(self) -> Pixels:
-        """See `Images.pixels`."""
+        """How stored values of all images become channels; see `pixels_of`."""
         return pixels_of(self.images)
 
     @cached_property

@@ -5,6 +5,7 @@ import shlex
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import torch
 
 from excb.console import duration
@@ -133,11 +134,11 @@ def _median_side(images: CodedImages) -> int:
     sides = []
     for index in range(0, len(images), max(1, len(images) // LOOKED_AT)):
         try:
-            sides.append(min(images.open(index).size))
+            sides.append(min(np.shape(images.open(index))[:2]))
         except BrokenImageError:
             continue
     require(bool(sides), f"none of the images looked at in {images.root} can be read: see `excb-pretrain doctor`")
-    return sorted(sides)[len(sides) // 2]
+    return int(sorted(sides)[len(sides) // 2])
 
 
 def _small(number: int, side: int, device: torch.device, reasons: list[str]) -> tuple[str, list[str]]:

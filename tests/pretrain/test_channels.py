@@ -101,7 +101,7 @@ class Notes(Reporter):
 
 def small(name: str, *, init: str | None = None, **changes: dict[str, Any]) -> Recipe:
     sections = {section: SMALL.get(section, {}) | changes.get(section, {}) for section in {*SMALL, *changes}}
-    return changed_recipe(name, init=init, **sections)
+    return changed_recipe(name, init=init, **sections)  # type: ignore[arg-type, unused-ignore]
 
 
 @pytest.fixture(scope="module")

@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from excb.images.image_set import Images
+from excb.images.pixels import Pixels, pixels_of
 
 
 @dataclass(frozen=True)
@@ -37,6 +38,11 @@ class ChangedImages:
     def classes(self) -> tuple[str, ...] | None:
         """Classes of the originals."""
         return self.whole.classes
+
+    @property
+    def pixels(self) -> Pixels:
+        """Of the originals."""
+        return pixels_of(self.whole)
 
     def stamp(self, index: int) -> str:
         """See `Images.stamp`."""

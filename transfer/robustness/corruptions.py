@@ -132,7 +132,9 @@ class CorruptedImages:
         image, turn = divmod(index, len(self.severities))
         if image not in self._last:
             self._last.clear()
-            self._last[image] = self.preprocessing.cut(self.clean.open(image))
+            cut = self.preprocessing.cut(self.clean.open(image))
+            assert isinstance(cut, Image.Image)  # colours alone come here
+            self._last[image] = cut
         severity = self.severities[turn]
         name = hashlib.sha256(self.clean.paths[image].encode("utf-8", "surrogateescape")).digest()[:8]
         corruption = int.from_bytes(hashlib.sha256(self.corruption.encode()).digest()[:8], "little")

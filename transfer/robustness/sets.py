@@ -204,5 +204,6 @@ class _Inner(ChangedImages):
 
     def open(self, index: int) -> Image.Image:
         image = self.whole.open(index)
+        assert isinstance(image, Image.Image)  # colours alone come here
         edge = min(self.border, (min(image.size) - 1) // 2)
         return image.crop((edge, edge, image.width - edge, image.height - edge))

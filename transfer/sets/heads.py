@@ -113,7 +113,7 @@ def measure_set(
         voted = vote(neighbours, targets, ks=[k], temperatures=[T], classes=classes)
         answers[KNN] = voted[k, T].top1.numpy() == test
     figures = {head: metric.percent(each, test) for head, each in answers.items()}
-    intervals = {head: _middle(metric.draws(each, test)) for head, each in answers.items()}
+    intervals = {head: ends for head, each in answers.items() if (ends := metric.interval(each, test)) is not None}
     if not metric.label_sets and options.shots:
         with reporter.progress("episodes", options.episodes) as bar:
             accuracies = episodes(
@@ -137,12 +137,6 @@ def _targets(images: Any) -> np.ndarray:
     """Class indices [N], or sets of labels [N, C]."""
     targets: np.ndarray = images.targets if isinstance(images, MultiLabelImages) else images.labels
     return targets
-
-
-def _middle(draws: np.ndarray) -> tuple[float, float]:
-    """The middle 95 % of draws in percent; those that no image of any class is in are left out."""
-    low, high = np.percentile(draws[~np.isnan(draws)], [2.5, 97.5])
-    return float(low), float(high)
 
 
 def _percentages(ends: tuple[float, float]) -> tuple[float, float]:

@@ -55,7 +55,7 @@ def reopened(tree: Path, out: Path) -> tuple[Any, Any]:
     places = {"train_json": out / "train.json", "val_json": out / "val.json"}
     noted: list[str] = []
     images = {"train_images": tree / "train2017", "val_images": tree / "val2017"}
-    train, val = open_coco(**places, **images, check_all=True, note=noted.append)
+    train, val = open_coco(**places, **images, check_all=True, note=noted.append)  # type: ignore[arg-type, unused-ignore]
     assert (noted, train.faults, val.faults) == ([], (), ())
     return train, val
 

@@ -117,7 +117,7 @@ def test_a_folder_counts_as_class_folders_do(flat: Path, tmp_path: Path) -> None
     by_folder, _ = train_and_test(str(folders))
     by_table, _ = train_and_test(None, folders / "train-labels.csv", folders / "test-labels.csv")
     assert labels_of(by_folder) == labels_of(by_table)
-    assert by_folder.labels.tolist() == by_table.labels.tolist()  # type: ignore[union-attr]
+    assert by_folder.labels.tolist() == by_table.labels.tolist()  # type: ignore[union-attr, unused-ignore]
 
 
 def test_every_kind_of_place_takes_it(flat: Path) -> None:
@@ -150,7 +150,7 @@ def test_images_without_a_row_are_left_out_and_counted(flat: Path) -> None:
     assert len(images) == 6
     assert "3 images in" in noted[-1]
     assert "such as 06.png" in noted[-1]
-    entry = next(entry for entry in images.ledger.entries if "row" in entry.reason)  # type: ignore[attr-defined]
+    entry = next(entry for entry in images.ledger.entries if "row" in entry.reason)  # type: ignore[attr-defined, unused-ignore]
     assert (entry.reason, entry.count, entry.names) == (
         "images without a row in labels.csv",
         3,
@@ -203,5 +203,5 @@ def test_a_protocol_gives_the_figures_of_class_folders(flat: Path, tmp_path: Pat
             (folders / split / label / path).write_bytes((flat / split / path).read_bytes())
     inside(flat)
     options = {"k": [1], "device": "cpu", "no_cache": True, "quiet": True, "workers": 0}
-    by_table, by_folder = (excb.evaluate("tiny_grocery", "knn", data=str(root), **options) for root in (flat, folders))
+    by_table, by_folder = (excb.evaluate("tiny_grocery", "knn", data=str(root), **options) for root in (flat, folders))  # type: ignore[arg-type, unused-ignore]
     assert by_table.figures == by_folder.figures

@@ -34,7 +34,7 @@ class Said:
     def mapped(
         self, train: ImageSet, test: ImageSet, prepared: Preprocessing = USUAL, declared: Pixels | None = None
     ) -> tuple[ImageSet, ImageSet, Preprocessing]:
-        return on_one_mapping(train, test, prepared, declared, note=self.notes.append, warn=self.warnings.append)  # type: ignore[return-value]
+        return on_one_mapping(train, test, prepared, declared, note=self.notes.append, warn=self.warnings.append)  # type: ignore[return-value, unused-ignore]
 
 
 def test_the_train_images_say_the_range(tmp_path: Path) -> None:
@@ -96,10 +96,10 @@ def test_an_evaluation_records_the_range_and_keeps_its_features_apart(tmp_path: 
             for image in range(each):
                 write(tmp_path / part / f"class{number}" / f"{image}.png", ramp(image, top, np.uint16, 40))
     usual = {"data": tmp_path, "k": [1], "quiet": True, "device": "cpu", "workers": 0, "cache": tmp_path / "cache"}
-    measured = excb.evaluate(tmp_path / "run", "knn", **usual)  # type: ignore[arg-type]
+    measured = excb.evaluate(tmp_path / "run", "knn", **usual)  # type: ignore[arg-type, unused-ignore]
     record = json.loads(measured.record.to_json())["checkpoint"]["preprocessing"]["pixels"]
     assert record == Pixels(3, (0.0,), (4095.0,), "measured").to_dict()
-    excb.evaluate(tmp_path / "run", "knn", range="0..65535", **usual)  # type: ignore[arg-type]
+    excb.evaluate(tmp_path / "run", "knn", range="0..65535", **usual)  # type: ignore[arg-type, unused-ignore]
     assert len(list((tmp_path / "cache" / "features").iterdir())) == 4  # two sets, twice
     found = excb.embed(tmp_path / "run", tmp_path / "train", quiet=True, device="cpu", workers=0, no_cache=True)
     query = str(tmp_path / "train" / "class0" / "0.png")

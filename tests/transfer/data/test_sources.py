@@ -440,7 +440,7 @@ def test_columns_are_taken_by_name(hub: dict[str, FakeDataset]) -> None:
     hub["train"].columns["kind"][2] = "d"
     train, test = train_and_test("hf:some/set,label=kind")
     assert train.classes == test.classes == ("a", "b", "c", "d")
-    assert [list(images.labels) for images in (train, test)] == [[1, 0, 3, 1], [2, 0]]  # type: ignore[arg-type]
+    assert [list(images.labels) for images in (train, test)] == [[1, 0, 3, 1], [2, 0]]  # type: ignore[arg-type, unused-ignore]
     train, test = train_and_test("hf:some/set,label=id")
     assert train.classes == test.classes == ("0", "1", "2", "3")
 

@@ -4,7 +4,6 @@ import hashlib
 from collections.abc import Callable, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Literal
 
 import numpy as np
 from PIL import Image
@@ -12,6 +11,7 @@ from PIL import Image
 from excb.errors import UserError
 from excb.images.decoding import BrokenImageError
 from excb.images.image_set import ScannedImages
+from excb.networks.preprocessing import Interpolation
 
 from ..layouts.masks import MaskedImages
 from .geometry import Box, Geometry
@@ -36,7 +36,7 @@ class Views:
         self,
         images: MaskedImages,
         geometry: Geometry,
-        interpolation: Literal["bilinear", "bicubic"],
+        interpolation: Interpolation,
         *,
         progress: Callable[[int], None] = lambda _images: None,
     ) -> None:
