@@ -69,7 +69,7 @@ INTERFACES = {
             "excb/checkpoint/reading.py",
             "excb/hub/loading.py",
             "excb/hub/timm_models.py",
-            "excb/hub/transformers_models.py",
+            "excb/hub/from_transformers/models.py",
             "excb/hub/untrained_models.py",
         ),
     ),

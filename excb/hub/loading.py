@@ -13,10 +13,11 @@ from excb.checkpoint.coverage import blueprint
 from excb.checkpoint.stored import Stored, Which, check_fit, load_strictly
 from excb.console import Reporter
 from excb.errors import UserError, require
-from excb.hub import timm_models, transformers_models
+from excb.hub import timm_models
 from excb.hub.backbone import Backbone, Entry
 from excb.hub.buckets import fetch_kept
 from excb.hub.catalogue import Checkpoint
+from excb.hub.from_transformers import models as transformers_models
 from excb.hub.resolve import HUB, TIMM, UNTRAINED, WEB, Resolved, resolve
 from excb.hub.trained_heads import Heads
 from excb.networks.architecture import POSITIONS, Architecture

@@ -14,7 +14,7 @@ from PIL.JpegImagePlugin import JpegImageFile
 from excb.files import bands
 from excb.files.regular import refuse_special
 from excb.images import depth
-from excb.images.depth import DAMAGE
+from excb.images.formats.known import DAMAGE
 from excb.images.formats.plugins import is_raw, open_pillow, raw_sizes
 from excb.images.pixels import EIGHT_BIT, BrokenImageError, Pixels, PixelsError, Source
 

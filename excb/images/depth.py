@@ -10,14 +10,12 @@ from typing import Any
 import numpy as np
 from PIL import ExifTags, Image, UnidentifiedImageError
 
-from excb.files import bands, npy
+from excb.files import bands
 from excb.files.regular import refuse_special
 from excb.images.formats.colour import Profile, in_srgb, profile_of
+from excb.images.formats.known import DAMAGE
 from excb.images.formats.plugins import is_raw, open_pillow
 from excb.images.pixels import BrokenImageError, Pixels, PixelsError, Source
-
-# What Pillow's decoders have been seen to raise for files with changed or missing bytes, and related errors.
-DAMAGE = (*npy.DAMAGE, RuntimeError, Image.DecompressionBombError)
 
 _COLOURS = ("RGB", "RGBA")
 _BITS, _FORMAT, _EXTRA = 258, 339, 338  # TIFF's tags: bits of each sample, their kind, the meaning of extra samples

@@ -1,6 +1,5 @@
 """Folders searched for images, at any depth and in an order that depends on names only."""
 
-import errno
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -8,6 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from excb.errors import UserError, nearest_path
+from excb.files.regular import is_folder, unreadable
 from excb.images.formats.known import EXTENSIONS, Kind, extension_of, kind_of_extension, kind_of_file
 from excb.images.image_set import Images, ImageSet, ScannedImages
 from excb.ledger import Ledger, Tally
@@ -94,7 +94,7 @@ def _walk(root: Path, tally: Tally) -> Iterator[tuple[str, list[os.DirEntry[str]
         except (FileNotFoundError, NotADirectoryError):  # it has just gone
             continue
         except OSError as error:
-            raise _unreadable(root / below, error) from None
+            raise unreadable(root / below, error) from None
         files, folders = list[os.DirEntry[str]](), list[tuple[str, str]]()
         for entry in entries:
             # lost+found is the file system's own folder at the top of a disk, which only root can read.
@@ -120,21 +120,6 @@ def _leads_back(there: str, link: str, top: str) -> bool:
         return True
     inside = there.removeprefix(f"{top}/")
     return inside != there and not any(part.startswith(".") for part in inside.split("/"))
-
-
-def is_folder(entry: os.DirEntry[str]) -> bool:
-    """Whether an entry is a folder or a link to one. Raises UserError if a link's target cannot be read."""
-    try:
-        return entry.is_dir()
-    except OSError as error:
-        if error.errno != errno.ELOOP:  # a link to itself is not a folder
-            raise _unreadable(entry.path, error) from None
-        return False
-
-
-def _unreadable(place: Path | str, error: OSError) -> UserError:
-    # Skipping it would silently leave out images, or a whole class.
-    return UserError(f"cannot read {place} ({error.strerror}): allow reading it, or move it out of the images")
 
 
 def refuse_among(images: Images, out: Path) -> None:

@@ -3,9 +3,9 @@
 import os
 from pathlib import Path
 
+from excb.files.regular import is_folder
 from excb.images import copies
 from excb.images.image_set import Images, ImageSet
-from excb.images.scanning import is_folder
 from excb.ledger import NOTHING, Ledger, LedgerEntry, doubt
 
 OLD = "their figures say nothing about new images"

@@ -10,8 +10,9 @@ from pathlib import Path
 import numpy as np
 
 from excb.errors import UserError, nearest_path, require
+from excb.files.regular import is_folder
 from excb.images.image_set import Images, ImageSet
-from excb.images.scanning import is_folder, scan_folder
+from excb.images.scanning import scan_folder
 from excb.images.shards import ShardImages, open_shards
 from excb.images.tars.places import holds_shards, is_shards
 from excb.remote.byte_ranges import is_remote

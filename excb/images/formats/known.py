@@ -7,8 +7,12 @@ from pathlib import Path
 
 from PIL import Image
 
+from excb.files import npy
 from excb.files.bands import NPY
 from excb.images.formats.plugins import HEIC, JXL, RAW, Extra
+
+# What Pillow's decoders have been seen to raise for files with changed or missing bytes, and related errors.
+DAMAGE = (*npy.DAMAGE, RuntimeError, Image.DecompressionBombError)
 
 # What every Pillow opens; other extensions are asked of its registered plugins.
 EXTENSIONS = (

@@ -9,8 +9,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from excb.errors import UserError
+from excb.files.regular import is_folder
 from excb.images.formats.known import EXTENSIONS
-from excb.images.scanning import is_folder
 from excb.remote import byte_ranges
 
 MOST_SHARDS = 1_000_000  # that one pattern may stand for

@@ -8,8 +8,7 @@ from typing import IO
 
 from excb.errors import UserError
 from excb.files import json_text
-from excb.images.decoding import DAMAGE
-from excb.images.formats.known import EXTENSIONS, extension_of
+from excb.images.formats.known import DAMAGE, EXTENSIONS, extension_of
 
 MOST_BYTES = 2**30  # of an image: it is read as a whole
 LABEL_BYTES = 2**20  # of a .cls or .json file at most
