@@ -108,6 +108,10 @@ class DistilSettings:
             "distil.teachers names a teacher twice, or one without a name: name each once",
         )
         require(
+            len(self.teacher_channels) in {0, 3} and all(channel >= 0 for channel in self.teacher_channels),
+            "distil.teacher_channels takes three channels, counted from 0, such as 3,2,1",
+        )
+        require(
             not self.needs_maps or self.teacher_sees == "view",
             "distil.maps compares what teacher and student make of the same view: set distil.teacher_sees=view",
         )

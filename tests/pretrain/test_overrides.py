@@ -243,7 +243,7 @@ def test_what_is_no_field_is_refused(override: str) -> None:
         ("views.interpolation=bilnear", "did you mean 'bilinear'?"),
         ("views.global_scale=0.5", "views.global_scale takes 2 values, not '0.5'"),
         ("views.global_scale=0.1,0.2,0.3", "views.global_scale takes 2 values"),
-        ("views.mean=0.5,0.5", "views.mean takes 3 values"),
+        ("views.mean=0.5,0.5", "views.mean has 2 numbers for images of 3 channels"),
         ("views.global_scale=0.1,x", "views.global_scale takes a number, not 'x'"),
         ("views.global_scale=0.1,", "views.global_scale takes a number, not ''"),
         ("model.options=[1]", "model.options takes a JSON object"),

@@ -122,6 +122,7 @@ RESNET50: dict[str, Any] = {
     "distil.distance": "cosine",
     "distil.teacher_sees": "image",
     "distil.teacher_size": None,
+    "distil.teacher_channels": (),
     "distil.statistics": "centred",
     "distil.whitening_floor": 0.1,
     "distil.samples": 10_000,
@@ -442,6 +443,7 @@ OUT_OF_RANGE: dict[str, list[Any]] = {
     "distil.assignments": [-1.0, NAN],
     "distil.maps": [-1.0, NAN, 1.0],  # 1: not of a whole image
     "distil.teacher_size": [7],
+    "distil.teacher_channels": [(0,), (0, 1, -1), (0, 1, 2, 3)],
     "distil.whitening_floor": [0.0, -1.0, NAN],
     "distil.samples": [1],
     "distil.average": [-0.1, 1.1, NAN],

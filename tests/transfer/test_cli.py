@@ -118,6 +118,7 @@ def test_schema_of_the_file(place: Path, tmp_path: Path) -> None:
     result = json.loads(file.read_text(encoding="utf-8"))
     assert set(result) == {
         "protocol",
+        "ledger",
         "references",
         "figures",
         "settings",

@@ -91,7 +91,7 @@ def test_second_time_comes_from_the_disk(place: Path, tmp_path: Path, opened: li
     assert torch.equal(stored.rows(3, 11), rows[3:11])
     (entry,) = entries(tmp_path)
     assert (entry.complete, entry.images, entry.architecture) == (True, 14, "timm:resnet10t")
-    assert sorted(path.name for path in entry.folder.iterdir()) == ["00000.npy", "00001.npy", "00002.npy", META]
+    assert sorted(path.name for path in entry.folder.iterdir()) == ["00000.npy", "00001.npy", "00002.npy", META, "srgb"]
 
 
 def test_cached_features_are_those_without_a_cache(place: Path, tmp_path: Path) -> None:
@@ -148,7 +148,7 @@ def test_a_pass_that_fits_into_one_shard_resumes(
     rows, _ = task.features(task.train, "train", QUIET)
     assert opened == list(range(8, 14))  # four batches of two were kept
     assert torch.equal(rows, expected)
-    assert sorted(path.name for path in entries(tmp_path)[0].folder.iterdir()) == ["00000.npy", META]
+    assert sorted(path.name for path in entries(tmp_path)[0].folder.iterdir()) == ["00000.npy", META, "srgb"]
 
 
 def test_stop_before_the_last_word(place: Path, tmp_path: Path, opened: list[int]) -> None:

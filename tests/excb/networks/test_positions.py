@@ -108,7 +108,7 @@ def test_gradients_copies_and_a_network_of_one_size() -> None:
 @pytest.mark.parametrize(
     ("name", "options", "words"),
     [
-        ("resnet18", DINO, "it takes zero_init_residual; use timm:resnet18 for others"),
+        ("resnet18", DINO, "it takes zero_init_residual, in_chans; use timm:resnet18 for others"),
         ("timm:resnet10t", DINO, "only timm's plain ViTs have position embeddings"),
         ("timm:deit_tiny_distilled_patch16_224", DINO, "only timm's plain ViTs have position embeddings"),
         ("vit_tiny", {"pos_embed": "none", **DINO}, "only timm's plain ViTs have position embeddings"),

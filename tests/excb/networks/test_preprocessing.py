@@ -164,15 +164,6 @@ def test_modes_are_converted_as_pillow_does(mode: str) -> None:
     assert image.mode == mode
 
 
-@pytest.mark.parametrize("dtype", [np.uint16, np.int32, np.float32])
-def test_deep_greys_are_scaled_not_clipped(dtype: type) -> None:
-    values = np.arange(60 * 60).reshape(60, 60) * 18  # up to 64,782
-    image = Image.fromarray((values / 65_535 if dtype == np.float32 else values).astype(dtype))
-    output = Preprocessing(resize=60, crop=60, mean=(0, 0, 0), std=(1, 1, 1))(image)
-    expected = torch.from_numpy(values / 65_535).expand(3, -1, -1)
-    torch.testing.assert_close(output.double(), expected, rtol=0, atol=0.51 / 255)
-
-
 def test_a_partly_transparent_palette_gives_no_warning() -> None:
     image = picture(50, 60).quantize(16)
     plain = Preprocessing(resize=40, crop=32)(image)

@@ -76,5 +76,4 @@ def test_a_tree_in_shards(folder: Path, tmp_path: Path) -> None:
     plain = check_tree(scan_folder(folder))
     verdicts = [[finding.verdict for finding in each] for each in (packed, plain)]
     assert verdicts == 2 * [["ok", "ok", "ok", "warning"]]
-    assert [finding.found for finding in packed[1:2]] == [finding.found for finding in plain[1:2]]
-    assert packed[2].names == ("000.tar/class0/0.png = 000.tar/class2/0.png",)
+    assert packed[-1].names == ("000.tar/class0/0.png = 000.tar/class2/0.png",)
