@@ -6,7 +6,9 @@ import json
 import os
 import weakref
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from functools import partial
+from io import FileIO
 from pathlib import Path
 from typing import Any
 
@@ -48,7 +50,7 @@ class RunFolder:
         path = self.path
         try:
             path.mkdir(parents=True, exist_ok=True)
-            self._lock = (path / ".lock").open("a+")
+            self._lock = (path / ".lock").open("ab", buffering=0)
         except OSError as error:
             raise UserError(f"cannot write the run folder {path}: {error}") from None
         try:
@@ -60,8 +62,7 @@ class RunFolder:
             self._lock.close()
             raise UserError(f"cannot lock the run folder {path} ({error}): choose an --out on another disk") from None
         # A forked data worker would inherit the lock, and may outlive a killed process by some seconds.
-        lock = weakref.ref(self._lock)
-        os.register_at_fork(after_in_child=lambda: file.close() if (file := lock()) is not None else None)
+        os.register_at_fork(after_in_child=partial(_close, weakref.ref(self._lock)))
         try:
             self._mirror = Mirror(place.url, path, warn) if place.url else None
         except UserError:
@@ -277,3 +278,10 @@ def _completed(recipe: dict[str, Any]) -> dict[str, Any]:
         for section, values in Recipe(name="").to_dict().items()
     }
     return completed | {section: recipe[section] for section in ("data",) if section in recipe}  # if it says anything
+
+
+def _close(lock: "weakref.ref[FileIO]") -> None:
+    """Close a parent's lock in its child, which may have closed the file's number already."""
+    if (file := lock()) is not None:
+        with suppress(OSError):
+            file.close()
