@@ -13,6 +13,7 @@ from excb.inference.accuracy import COVERAGE, in_percent
 from excb.seeding import Purpose, generator
 
 MOST_GROUPS = 200
+_AT_ONCE = 2**22  # most weights at once: 32 MiB
 LEAST = 30  # units below which the interval's coverage is not near 95 %
 
 
@@ -68,11 +69,12 @@ def mean_of(figures: Sequence[Jackknife]) -> Jackknife:
 
 
 def left_out(images: int) -> Iterator[np.ndarray]:
-    """Which images remain without each group: [images] int64 of 0 and 1.
+    """Which images remain without each group, in blocks [groups, images] int64 of 0 and 1.
 
     Images are divided into at most `MOST_GROUPS` groups at random, equally for all figures of equally many images.
     """
     groups = min(images, MOST_GROUPS)
     group = generator(Purpose.BOOTSTRAP, images, 3).permutation(np.arange(images) % groups)
-    for number in range(groups):
-        yield (group != number).astype(np.int64)
+    step = max(1, _AT_ONCE // images)
+    for start in range(0, groups, step):
+        yield (group != np.arange(start, min(start + step, groups))[:, None]).astype(np.int64)

@@ -1,5 +1,6 @@
 """Scores of rankings: average precision as its benchmarks define it, and micro-average precision of pairs."""
 
+import itertools
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -78,7 +79,7 @@ class Candidates:
         k = self.right.shape[1]
         owners, right = self._order // k, self.right.ravel()[self._order]
         without = []
-        for stays in left_out(len(self.right)):
+        for stays in itertools.chain.from_iterable(left_out(len(self.right))):
             remaining, positives = right[stays[owners] == 1], int(stays @ self.positives)
             both = (_micro_average_precision, _recall_at_precision)
             without.append([each(remaining, positives) if positives else np.nan for each in both])

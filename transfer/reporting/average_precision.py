@@ -114,5 +114,5 @@ def precision_difference(first: np.ndarray, second: np.ndarray, targets: np.ndar
 
 def _with_and_without(scores: np.ndarray, targets: np.ndarray, summary: Summary) -> tuple[float, np.ndarray]:
     """mAP, and mAP without each group of images, [groups]."""
-    without = [mean(scores, targets, summary, weights[None])[0] for weights in left_out(len(scores))]
-    return float(mean(scores, targets, summary)[0]), np.array(without)
+    without = [mean(scores, targets, summary, weights) for weights in left_out(len(scores))]
+    return float(mean(scores, targets, summary)[0]), np.concatenate(without)

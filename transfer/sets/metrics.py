@@ -45,7 +45,7 @@ class Metric:
 
     def without(self, answers: np.ndarray, targets: np.ndarray) -> np.ndarray:
         """The figure, 0 to 1, without each group of images [groups]; the same groups for all answers to a set."""
-        return np.array([self.of(answers, targets, weights[None])[0] for weights in left_out(len(targets))])
+        return np.concatenate([self.of(answers, targets, weights) for weights in left_out(len(targets))])
 
     def score(self, scores: np.ndarray, targets: np.ndarray) -> float:
         """The figure of scores [Q, C], in percent: the class of highest score is the guess."""

@@ -3,13 +3,11 @@
 A filter without an entry fails here, in whichever command it is.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from excb.images.formats import known
-from excb.images.formats.plugins import Extra
 from excb.images.image_set import Images, ledger_of
 from excb.images.opening import open_images, training_images
 from excb.images.scanning import scan_folder
@@ -24,14 +22,6 @@ from tests.excb.images.messy_folder import everything, write_messy_folder
 
 def quiet(_line: str) -> None:
     """A note that nobody reads."""
-
-
-@pytest.fixture
-def no_extra(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    known.kind_of_extension.cache_clear()
-    monkeypatch.setattr(Extra, "register", lambda _self: False)
-    yield
-    known.kind_of_extension.cache_clear()
 
 
 @pytest.fixture

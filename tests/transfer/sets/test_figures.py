@@ -133,7 +133,7 @@ def test_pairs_are_corrected_over_all_sets_and_the_mean() -> None:
 def test_a_figure_that_is_no_mean_over_images_is_tested_by_the_jackknife() -> None:
     first, second = (answers(name, share, metric=MEAN_PER_CLASS) for name, share in (("a", 0.5), ("b", 0.56)))
     leads = []
-    for stays in left_out(len(first.targets)):
+    for stays in np.concatenate(list(left_out(len(first.targets)))):
         kept = stays == 1
         by_class = [
             np.mean([each.answers[kept & (each.targets == label)].mean() for label in range(4)])

@@ -1,7 +1,6 @@
 """Tests of what is an image: extensions, first bytes, and the extras that other formats need."""
 
 import io
-from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -17,14 +16,6 @@ from excb.images.formats.plugins import HEIC, JXL, RAW, Extra
 from excb.images.scanning import scan_folder
 
 PICTURE = Image.fromarray((np.mgrid[:40, :56][0] * 4)[..., None].repeat(3, 2).astype(np.uint8))
-
-
-@pytest.fixture
-def no_extra(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    known.kind_of_extension.cache_clear()
-    monkeypatch.setattr(Extra, "register", lambda _self: False)
-    yield
-    known.kind_of_extension.cache_clear()
 
 
 @pytest.mark.parametrize(
