@@ -1,7 +1,7 @@
 """Outputs of a backbone: pooled features, class tokens, a map or a pyramid of maps; and images of another size."""
 
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
 from math import isqrt, prod
@@ -108,7 +108,8 @@ class Maps(nn.Module):
     """A network that returns maps.
 
     Raises:
-        UserError: it is not a ResNet of torchvision, conv4, or a network of timm with maps.
+        UserError: it is not conv4, a network of timm with maps, or one of torchvision's ResNets, MobileNetV2,
+            EfficientNets, RegNets, ShuffleNetV2 and MNASNets.
     """
 
     def __init__(self, network: nn.Module) -> None:
@@ -132,8 +133,12 @@ class Maps(nn.Module):
                 images, indices=list(indices), norm=self._norm, output_fmt="NCHW", intermediates_only=True
             )
             return cast("list[Tensor]", outputs)
-        tensor, layers, maps = images, getattr(network, "blocks", None), []  # conv4's
-        if layers is None:
+        tensor, maps = images, []
+        if isinstance(network, Conv4):
+            layers: Iterable[nn.Module] = cast("Any", network.blocks)
+        elif (own := _torchvision_layers(network)) is not None:
+            layers = own
+        else:
             tensor = network.maxpool(network.relu(network.bn1(network.conv1(images))))
             layers = (network.layer1, network.layer2, network.layer3, network.layer4)
         for index, layer in enumerate(layers):
@@ -155,6 +160,9 @@ def _stages(network: Any) -> list[Stage]:
         strides = accumulate(network.strides, mul)
         layers = zip(convolutions, strides, strict=True)
         return [Stage(index, layer.out_channels, stride) for index, (layer, stride) in enumerate(layers)]
+    own = _torchvision_layers(network)
+    if own is not None:
+        return _measured_stages(network, own)
     information = getattr(network, "feature_info", ()) if hasattr(network, "forward_intermediates") else ()
     stages = [Stage(index, entry["num_chs"], entry["reduction"]) for index, entry in enumerate(information)]
     same = len({stage.stride for stage in stages}) == 1
@@ -163,6 +171,38 @@ def _stages(network: Any) -> list[Stage]:
     uneven = isinstance(patch, Sequence) and len(set(patch)) > 1
     if not stages or (same and (uneven or not hasattr(network, "norm"))):
         raise UserError(f"this {type(network).__name__} gives no maps that excb knows how to take: choose 'pool'")
+    return stages
+
+
+def _torchvision_layers(network: Any) -> Iterable[nn.Module] | None:
+    """The layers from images to the last map of a torchvision network whose pooled features are that map's mean.
+
+    ResNets are taken apart elsewhere; None is returned for these and for all others.
+    """
+    from torchvision import models
+
+    match network:
+        case models.EfficientNet() | models.MobileNetV2():
+            return cast("nn.Sequential", network.features)
+        case models.MNASNet():
+            return cast("nn.Sequential", network.layers)
+        case models.RegNet():
+            return (network.stem, *network.trunk_output)
+        case models.ShuffleNetV2():
+            first = (network.conv1, network.maxpool)
+            return (*first, network.stage2, network.stage3, network.stage4, network.conv5)
+    return None
+
+
+def _measured_stages(network: nn.Module, layers: Iterable[nn.Module]) -> list[Stage]:
+    """Width and stride of each layer's map, from a pass on the meta device."""
+    first = next(module for module in network.modules() if isinstance(module, nn.Conv2d))
+    side, stages = 2 * STRIDES[-1], list[Stage]()
+    tensor = torch.empty(2, first.in_channels, side, side, device="meta", dtype=first.weight.dtype)
+    for index, layer in enumerate(layers):
+        state = {name: value.to("meta") for name, value in (*layer.named_parameters(), *layer.named_buffers())}
+        tensor = torch.func.functional_call(layer, state, (tensor,))
+        stages.append(Stage(index, tensor.shape[1], side // tensor.shape[2]))
     return stages
 
 

@@ -12,6 +12,7 @@ from torch.nn import functional
 from excb.errors import UserError
 from excb.networks.architecture import Architecture
 from excb.networks.backbone import evaluating
+from excb.networks.blocks import Blocks
 from excb.networks.outputs import (
     FeatureMap,
     LastClassTokens,
@@ -158,6 +159,34 @@ def test_mean_of_the_map_is_the_pooled_feature(name: str) -> None:
     with torch.no_grad():
         found = output(network, "map")(pictures(2, 64)).mean((2, 3))
         torch.testing.assert_close(found, network(pictures(2, 64)))
+
+
+@pytest.mark.parametrize(
+    "name", ["mobilenet_v2", "efficientnet_b0", "regnet_y_400mf", "shufflenet_v2_x0_5", "mnasnet0_5"]
+)
+def test_torchvisions_networks_have_maps(name: str) -> None:
+    network = build(f"torchvision:{name}")
+    generator = torch.random.get_rng_state()
+    maps = Blocks(network.train())
+    assert torch.equal(torch.random.get_rng_state(), generator)
+    images = pictures(2, 64)[..., :48, :]
+    with torch.no_grad():
+        blocks, own = maps.eval()(images)
+        expected = network(images)
+    torch.testing.assert_close(own, expected)
+    torch.testing.assert_close(blocks[-1].map.mean((2, 3)), expected)
+    for block, stage in zip(blocks, maps.stages, strict=True):
+        sides = (-(-48 // stage.stride), -(-64 // stage.stride))
+        assert block.map.shape == (2, stage.width, *sides)
+    assert output(network, "pyramid").strides == (4, 8, 16, 32)
+
+
+def test_maps_need_no_mode_and_no_precision() -> None:
+    network = build("torchvision:mobilenet_v2").bfloat16().train()
+    before = {name: value.clone() for name, value in network.state_dict().items()}
+    assert output(network, "map").width == 1280
+    assert all(torch.equal(value, before[name]) for name, value in network.state_dict().items())
+    assert network.training
 
 
 def test_widths_of_bottlenecks() -> None:
