@@ -128,9 +128,8 @@ def adopted(recipe: Recipe, note: Callable[[str], None], *, begun: Path | None =
     if checkpoint is not None:
         views = settled.views
         sizes = f"{views.global_size} pixels" + (f", local {views.local_size}" if views.local_views else "")
-        note(f"init={recipe.init} sets backbone {_describe(settled.model.architecture)}, views of {sizes}")
-        if (mode := checkpoint.preprocessing.crop_mode) != "center":
-            note(f"images of init={recipe.init} are cut by crop_mode {mode}; this run evaluates a centre crop of them")
+        backbone, evaluated = _describe(settled.model.architecture), views.preprocessing.in_short
+        note(f"init={recipe.init} sets backbone {backbone}, views of {sizes}, and evaluation: {evaluated}")
     return settled
 
 
@@ -163,6 +162,9 @@ def _values_of(checkpoint: stored.Stored, recipe: Recipe) -> dict[str, dict[str,
             "eval_crop": side,
             "mean": tuple(prepared.mean),
             "std": tuple(prepared.std),
+            "eval_crop_mode": prepared.crop_mode,
+            "eval_interpolation": prepared.interpolation,
+            "eval_corner": prepared.corner,
         },
     }
 

@@ -14,7 +14,7 @@ from excb.balancing.table import BALANCERS
 from excb.errors import require
 from excb.images.pixels import Pixels
 from excb.networks.architecture import MOST_CHANNELS, POSITIONS, RGB, Architecture
-from excb.networks.preprocessing import IMAGENET_MEAN, IMAGENET_STD, Preprocessing
+from excb.networks.preprocessing import IMAGENET_MEAN, IMAGENET_STD, Corner, CropMode, Interpolation, Preprocessing
 from excb.objective.table import AUTO, BACKENDS
 from excb.options import option, require_choices
 from excb.settings import MethodSettings
@@ -23,6 +23,7 @@ from .distil.settings import DistilSettings
 
 CLASS_TOKEN_STD = 1e-6  # of a new class token, in timm
 COLOURS = ("saturation", "hue", "grey")  # operations of `ViewSettings` that only colour images have
+_ADDED_VIEWS = ("eval_crop_mode", "eval_interpolation", "eval_corner")  # left out of files while they are as usual
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -141,8 +142,25 @@ class ViewSettings:
         "channel standard deviations; none: measured",
         source="ImageNet (authors' code: 0.228 for red, a slip)",
     )
-    eval_resize: int = option(256, "shorter side in evaluation, in pixels", paper="256")
+    eval_resize: int = option(
+        256, "shorter side in evaluation, in pixels; both sides of squash, the longer one of border", paper="256"
+    )
     eval_crop: int = option(224, "side of the central crop in evaluation, in pixels", paper="224")
+    eval_crop_mode: CropMode = option(
+        "center",
+        "timm's: center keeps the proportions and cuts, squash makes the image square, border fills it up to a square "
+        "with the mean colour",
+        source="torchvision",
+    )
+    eval_interpolation: Interpolation = option(
+        "bilinear", "of the resize in evaluation, antialiased", source="torchvision"
+    )
+    eval_corner: Corner = option(
+        "nearest",
+        "where the evaluation's crop begins if that is between two pixels: nearest as in torchvision and timm, or down "
+        "as in transformers",
+        source="torchvision",
+    )
 
     def __post_init__(self) -> None:
         require_choices("views", self)
@@ -183,8 +201,16 @@ class ViewSettings:
     @property
     def preprocessing(self) -> Preprocessing:
         """How images are prepared for evaluating the network; their set's record of pixels holds for stored values."""
-        pixels = Pixels(len(self.mean) or RGB)
-        return Preprocessing(self.eval_resize, self.eval_crop, self.mean, self.std, pixels=pixels)
+        return Preprocessing(
+            self.eval_resize,
+            self.eval_crop,
+            self.mean,
+            self.std,
+            self.eval_interpolation,
+            self.eval_crop_mode,
+            self.eval_corner,
+            Pixels(len(self.mean) or RGB),
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -561,10 +587,19 @@ class Recipe:
         )
         return steps
 
-    def to_dict(self) -> dict[str, Any]:
-        """Plain values, by section, for JSON and checkpoints (tuples become lists)."""
+    def all_values(self) -> dict[str, Any]:
+        """Plain values of all fields, by section (tuples become lists)."""
         values: dict[str, Any] = json.loads(json.dumps(dataclasses.asdict(self)))
         del values["adopts"]  # how values came about, as whether a command line named them
-        if self.data == DataSettings():  # as in older files
+        return values
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values for JSON and checkpoints; what older files have not is left out while it has its usual value."""
+        values = self.all_values()
+        if self.data == DataSettings():
             del values["data"]
+        views = ViewSettings()
+        for name in _ADDED_VIEWS:
+            if getattr(self.views, name) == getattr(views, name):
+                del values["views"][name]
         return values

@@ -201,7 +201,7 @@ def _refuse_others(text: str | bytes, recipe: Recipe, data: dict[str, Any], plac
     """Compare a stored `recipe.json` with recipe and images."""
     try:
         old = json_text.parse(text)
-        old_recipe, old_data = _completed(old["recipe"]), old["data"]
+        old_recipe, old_data = completed(old["recipe"]), old["data"]
         old_images, old_root, old_fingerprint = (old_data[name] for name in ("images", "root", "fingerprint"))
         if not isinstance(old_fingerprint, str):
             raise TypeError("the fingerprint is not text")
@@ -210,7 +210,7 @@ def _refuse_others(text: str | bytes, recipe: Recipe, data: dict[str, Any], plac
     require_same_run(
         place,
         old_recipe,
-        recipe.to_dict(),
+        completed(recipe.to_dict()),
         resumable_changes=RESUMABLE_CHANGES,
         advice="repeat its settings to resume it, or choose another --out",
     )
@@ -266,18 +266,17 @@ def facts_of_images(images: Images) -> dict[str, Any]:
 
 def recipe_differences(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
     """Fields of two recipes that change the weights and differ, each as "section.field was A, now B"."""
-    return changes(_completed(old), new, resumable_changes=RESUMABLE_CHANGES)
+    return changes(completed(old), completed(new), resumable_changes=RESUMABLE_CHANGES)
 
 
-def _completed(recipe: dict[str, Any]) -> dict[str, Any]:
-    """A stored recipe in today's fields: one that an earlier version did not have has its default, as it had then."""
-    completed = {
+def completed(recipe: dict[str, Any]) -> dict[str, Any]:
+    """A stored recipe in today's fields: those that it leaves out, or an earlier version did not have, as they were."""
+    return {
         section: {field: (recipe.get(section) or {}).get(field, default) for field, default in values.items()}
         if isinstance(values, dict)
         else recipe.get(section)
-        for section, values in Recipe(name="").to_dict().items()
+        for section, values in Recipe(name="").all_values().items()
     }
-    return completed | {section: recipe[section] for section in ("data",) if section in recipe}  # if it says anything
 
 
 def _close(lock: "weakref.ref[FileIO]") -> None:

@@ -118,8 +118,9 @@ class CellRun:
         """
         if (contents := self.finished()) is None:
             return self._changes_since_begun()
-        new, usual = decisive(self.recipe.to_dict()), decisive(Recipe(name="").to_dict())
-        old = usual | decisive(contents["recipe"])  # a field that an earlier version did not have counts as its default
+        usual = decisive(Recipe(name="").all_values())
+        # A field that a file leaves out, or an earlier version did not have, counts as its default.
+        old, new = usual | decisive(contents["recipe"]), decisive(self.recipe.all_values())
         names = [name for name in old | new if old.get(name) != new.get(name)]
         changed = [f"{name} was {old.get(name)}, now {new.get(name)}" for name in names]
         if contents["data_digest"] != sets.digest:

@@ -134,7 +134,7 @@ def test_the_same_call_resumes(bands: ImageSet, trained: tuple[Path, list[str]])
     notes = Notes()
     assert run_training(small("conv4_tiny"), bands, trained[0], notes, verdict=False) == 0
     assert any("the run is finished" in line for line in notes.lines)
-    with pytest.raises(UserError, match=r"belongs to another run \(data was not set"):
+    with pytest.raises(UserError, match=r"belongs to another run \(data.channels was None, now 12"):
         run_training(small("conv4_tiny", data={"channels": 12}), bands, trained[0], notes, verdict=False)
 
 

@@ -185,13 +185,26 @@ def test_a_foreign_checkpoint_decides_by_its_preprocessing(tmp_path: Path) -> No
     assert views["local_size"] == 32  # 96 / 224 of 80, by sixteens
 
 
-def test_a_crop_mode_that_runs_have_not_is_said(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    squashed = Stored(tmp_path, {}, Architecture("resnet18"), Preprocessing(80, 80, crop_mode="squash"))
-    monkeypatch.setattr("excb.pretrain.initialise.loading.read", lambda _: squashed)
+@pytest.mark.parametrize(
+    "theirs",
+    [
+        Preprocessing(80, 80, crop_mode="squash", interpolation="lanczos"),
+        Preprocessing(90, 80, (0.1, 0.2, 0.3), (0.4, 0.5, 0.6), crop_mode="border"),
+        Preprocessing(91, 80, interpolation="bicubic", corner="down"),
+    ],
+)
+@pytest.mark.parametrize("name", ["rn50_100ep", "adapt"])
+def test_evaluation_is_that_of_the_network_it_starts_from(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, theirs: Preprocessing, name: str
+) -> None:
+    stored = Stored(tmp_path, {}, Architecture("resnet18"), theirs)
+    monkeypatch.setattr("excb.pretrain.initialise.loading.read", lambda _: stored)
     lines: list[str] = []
-    recipe = adopted(apply(find_recipe("rn50_100ep"), ["init=x"]), lines.append)
-    assert (recipe.views.eval_crop, recipe.views.eval_resize) == (80, 80)
-    assert "crop_mode squash; this run evaluates a centre crop" in lines[-1]
+    recipe = adopted(apply(find_recipe(name), ["init=x"]), lines.append)
+    assert recipe.views.preprocessing == theirs
+    assert lines[-1].endswith(f"evaluation: {theirs.in_short}")
+    own = adopted(apply(find_recipe(name), ["init=x", "views.eval_crop_mode=center"]), lines.append)
+    assert own.views.preprocessing == replace(theirs, crop_mode="center")
 
 
 def test_what_is_named_is_not_adopted() -> None:

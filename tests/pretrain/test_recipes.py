@@ -12,10 +12,13 @@ from typing import Any
 import pytest
 
 from excb.errors import UserError
+from excb.networks.preprocessing import Preprocessing
 from excb.pretrain.__main__ import main
 from excb.pretrain.overrides import from_dict
 from excb.pretrain.recipe import Recipe, ViewSettings
 from excb.pretrain.recipes import RECIPES
+from excb.pretrain.run.run_folder import recipe_differences
+from excb.pretrain.study.cell import recipe_digest
 from tests.clone import ROOT
 from tests.pretrain.small_runs import OVERRIDES, write_images
 
@@ -93,6 +96,9 @@ RESNET50: dict[str, Any] = {
     "views.std": (0.229, 0.224, 0.225),
     "views.eval_resize": 256,
     "views.eval_crop": 224,
+    "views.eval_crop_mode": "center",
+    "views.eval_interpolation": "bilinear",
+    "views.eval_corner": "nearest",
     "optim.optimizer": "sgd",
     "optim.epochs": 400,
     "optim.batch": 1024,
@@ -362,9 +368,28 @@ def test_scales_of_a_run_of_one_epoch_are_the_first_ones() -> None:
 
 
 def test_evaluation_uses_the_recipes_sizes_and_normalisation() -> None:
-    views = ViewSettings(eval_resize=70, eval_crop=60, mean=(0.1, 0.2, 0.3), std=(0.4, 0.5, 0.6))
-    made = views.preprocessing
-    assert (made.resize, made.crop, made.mean, made.std) == (70, 60, (0.1, 0.2, 0.3), (0.4, 0.5, 0.6))
+    usual = ViewSettings(eval_resize=70, eval_crop=60, mean=(0.1, 0.2, 0.3), std=(0.4, 0.5, 0.6))
+    assert usual.preprocessing == Preprocessing(70, 60, (0.1, 0.2, 0.3), (0.4, 0.5, 0.6))
+    views = dataclasses.replace(usual, eval_crop_mode="squash", eval_interpolation="lanczos", eval_corner="down")
+    assert views.preprocessing == dataclasses.replace(
+        usual.preprocessing, crop_mode="squash", interpolation="lanczos", corner="down"
+    )
+
+
+def test_recipes_of_a_centre_crop_are_stored_as_before() -> None:
+    """So the files and the digests of runs that began before the fields existed are those of today."""
+    usual = RECIPES["quickstart"]()
+    added = {"eval_crop_mode", "eval_interpolation", "eval_corner"}
+    assert added.isdisjoint(usual.to_dict()["views"])
+    assert added <= usual.all_values()["views"].keys()
+    other = usual.change(views={"eval_crop_mode": "border"})
+    assert added & other.to_dict()["views"].keys() == {"eval_crop_mode"}
+    assert from_dict(json.loads(json.dumps(other.to_dict()))) == other
+    assert recipe_digest(other) != recipe_digest(usual)
+    # Differences are seen from either side.
+    assert recipe_differences(usual.to_dict(), other.to_dict()) == ["views.eval_crop_mode was center, now border"]
+    assert recipe_differences(other.to_dict(), usual.to_dict()) == ["views.eval_crop_mode was border, now center"]
+    assert recipe_differences(other.to_dict(), other.to_dict()) == []
 
 
 # ---------------------------------------------------------------------------------------------------------------------
