@@ -8,10 +8,11 @@ os.environ["MPLBACKEND"] = "Agg"
 if "PYTEST_XDIST_WORKER" in os.environ:  # `-n`: there is a process for every core already
     os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+import gc
 import importlib.util
 import shutil
 import warnings
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from importlib import metadata
 
 import pytest
@@ -60,6 +61,17 @@ def pytest_xdist_auto_num_workers() -> int:
     """Workers of `-n auto`: more than cores, as a third of the time is waiting for processes that tests start."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return cores + min(cores, 8) // 2
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Modules and tests live to the end: the garbage collector leaves them alone, now and while the tests run."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
