@@ -67,14 +67,16 @@ class Evaluation:
         Raises:
             UserError: an image cannot be read, or options do not suit the images.
         """
-        from .reporting.references import with_reference
+        from .protocols import headline
+        from .reporting.references import with_references
 
-        made = self.protocol.measure(task, self.own, reporter)
+        made, references = self.protocol.measure(task, self.own, reporter), dict[str, Measurement]()
         for option in self._references(task):
             words, reference = task.reference(option)
             reporter.note(f"{words}:")
-            figures = self.protocol.measure(reference(), self._with_state_of(option), reporter).result
-            made = made.with_result(with_reference(made.result, REFERENCES[option], figures))
+            references[REFERENCES[option]] = self.protocol.measure(reference(), self._with_state_of(option), reporter)
+        if references:
+            made = with_references(made, references, main=headline(made.result.figures))
         return made
 
     def _references(self, task: "Task") -> list[str]:

@@ -10,11 +10,10 @@ from torch import Tensor
 from excb.files.csv_text import csv_table
 from excb.inference.statistics import compared
 from excb.references.guessing import CHANCE, MAJORITY
-from excb.references.untrained import NETWORK
 from excb.results.result import Result
 
 from ..protocols import headline, kind_of, title
-from ..reporting.references import HISTOGRAM, PATCHES, PIXELS, TITLES
+from ..reporting.references import TITLES, titles_of
 from ..standings.forms import Sheet
 from ..standings.table import FigureCell, FigureColumn, FigureRow, FigureTable, with_tiers
 from .cost import FACTS, Cost
@@ -183,13 +182,15 @@ def _references(checkpoints: Sequence[EvaluatedCheckpoint]) -> dict[str, dict[st
     for reference in (MAJORITY, CHANCE):
         for values in (_reference(one, reference) for one in checkpoints):
             rows.setdefault(TITLES[reference], {}).update(values)
-    for reference in (PATCHES, HISTOGRAM, PIXELS, NETWORK):  # equal for one preprocessing, and one architecture
+    others = titles_of(result for one in checkpoints for result in one.results.values())
+    for reference in [name for name in others if name not in (MAJORITY, CHANCE)]:
+        # Equal for one preprocessing, and of a network for one architecture.
         of: dict[tuple[tuple[str, float], ...], list[str]] = {}
         for one in checkpoints:
             if values := _reference(one, reference):
                 of.setdefault(tuple(sorted(values.items())), []).append(one.name)
         rows |= {
-            (f"{', '.join(names)}, " if len(of) > 1 else "") + TITLES[reference]: dict(values)
+            (f"{', '.join(names)}, " if len(of) > 1 else "") + others[reference]: dict(values)
             for values, names in of.items()
         }
     return {name: values for name, values in rows.items() if values}

@@ -9,7 +9,7 @@ from excb.results.result import Result, folder_name, interval_text
 from ..pages.frame import data_address, render_page
 from ..protocols import headline, kind_of, title
 from ..reporting.fields import readable
-from ..reporting.references import TITLES
+from ..reporting.references import titles_of
 from .suite import StepOutcome
 
 _FEW = 5  # classes that are named as the best and the worst
@@ -55,7 +55,7 @@ def render_report(outcomes: Sequence[StepOutcome]) -> str:
         subtitles=[_subject(first)],
         figures=[_headline(result) for result in results],
         footer="Percent, with 95 % intervals over the test images. Written by `excb-eval all`.",
-        references={key: words for key, words in TITLES.items() if any(key in one.references for one in results)},
+        references=titles_of(results),
         lines=[line for result in results for line in _lines(result)],
         sections=[_section(one, result) for one, result in measured],
         absent=[(one.step.title, one.step.skipped or one.failed) for one in outcomes if one.result is None],

@@ -15,8 +15,9 @@ from excb.neighbours.nearest import nearest
 
 from ..features.parts import PartRows, Shapes
 from ..probes.recipes import LinearProtocol
+from ..probes.rows import Rows
 from ..probes.selection import Choice as HeadChoice
-from ..probes.selection import Fit, HeadSettings, Rows, choose_held_out, held_out, outcome_of
+from ..probes.selection import Fit, HeadSettings, choose_held_out, held_out, outcome_of
 from ..probes.training import attentive_bank, fitting, linear_bank, scaled_rows, tried
 from ..task import Task
 from .cells import Cell

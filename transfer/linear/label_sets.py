@@ -30,6 +30,7 @@ def checked(options: LinearOptions) -> tuple[float, ...]:
         UserError: the protocol is another than logreg, a C is out of range, or heads are to be chosen on test images.
     """
     words = "images with a set of labels each"
+    options = options.for_labels(None)
     if options.protocol != LOGREG:
         raise UserError.on_all_ranks(f"{words} need --protocol logreg: a regression for each class")
     if wrong := options.given("select"):

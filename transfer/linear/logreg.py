@@ -1,19 +1,28 @@
-"""Logistic regression as a linear protocol: C is 1, or one of several that is chosen as other heads are."""
+"""Logistic regression as a linear protocol: C is 1, or one of several that held-out images or folds choose."""
 
 from collections.abc import Sequence
 from typing import Literal
 
+from torch import Tensor
+
 from excb.console import Reporter
 from excb.distributed.collectives import rank, run_on_rank0
 
+from ..probes.failure import SameFeatures
 from ..probes.logistic import SOLVER
 from ..probes.penalty import Rule, choose_penalty, fits_of, log_likelihood, right_share
+from ..probes.recipes import FOLDS
 from ..probes.selection import Choice, JudgedGuesses
 from ..task import Task
 
 
 def logistic_regression(
-    task: Task, reporter: Reporter, strengths: Sequence[float], *, select: Literal["holdout", "test"], seed: int
+    task: Task,
+    reporter: Reporter,
+    strengths: Sequence[float],
+    *,
+    select: Literal["holdout", "folds", "test"],
+    seed: int,
 ) -> JudgedGuesses:
     """Fit on rank 0 for all.
 
@@ -21,22 +30,27 @@ def logistic_regression(
         task: backbone and images.
         reporter: prints notes, progress and tables.
         strengths: C of each model that is tried, inverse strengths of the L2 penalty; each once, above 0.
-        select: the images on which one of several models is chosen.
+        select: the images on which one of several models is chosen: a held-out tenth, all by cross-validation, or test.
         seed: names the held-out images.
 
     Raises:
         UserError: no image can be held out.
     """
+
+    def judge(scores: Tensor, true: Tensor) -> tuple[float, float]:
+        return right_share(scores, true), log_likelihood(scores, true)
+
+    folded, classes = select == "folds", len(task.train.classes or ())
     rows, labels = task.features(task.train, "train", reporter)
     test, targets = task.features(task.test, "test", reporter)
-    with reporter.progress("logistic regression", fits_of(strengths)) as bar:
+    with reporter.progress("logistic regression", fits_of(strengths, FOLDS if folded else 1)) as bar:
         fitted = run_on_rank0(
             lambda: choose_penalty(
                 rows,
                 labels,
                 strengths,
-                Rule.held_out(seed, lambda scores, true: (right_share(scores, true), log_likelihood(scores, true))),
-                classes=len(task.train.classes or ()),
+                Rule.cross_validated(seed, judge) if folded else Rule.held_out(seed, judge),
+                classes=classes,
                 on=(test, targets) if select == "test" else None,
                 device=task.device,
                 progress=bar.advance,
@@ -50,5 +64,6 @@ def logistic_regression(
         tried = [{"C": C} for C in strengths]
         shares = [fitted.sweep[C][0] for C in strengths]
         choice = Choice.of(strengths.index(fitted.C), tried, shares, images=fitted.images, select=select)
-    settings = SOLVER | {"features": "pooled"} | choice.settings
-    return JudgedGuesses(fitted.top(test), settings, (*choice.notes, *fitted.notes))
+    settings = SOLVER | {"features": "pooled"} | ({"C": sorted(strengths), "folds": FOLDS} if folded else {})
+    same = SameFeatures.of((rows, labels), (test, targets), classes=classes, device=task.device)
+    return JudgedGuesses(fitted.top(test), settings | choice.settings, (*choice.notes, *fitted.notes), same)

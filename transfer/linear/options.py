@@ -1,7 +1,7 @@
 """Options of the linear protocols, and of their part in `excb-eval all`."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -9,17 +9,25 @@ from excb.errors import require
 from excb.options import option
 
 from ..options import BASELINES
-from ..probes.recipes import PROTOCOLS, LinearProtocol, protocol_of_name
+from ..probes.recipes import FEW_LABELS, FEW_STRENGTHS, PROTOCOLS, LinearProtocol, protocol_of_name
 from ..protocol import ProtocolOptions
 
-LOGREG = "logreg"  # beside `PROTOCOLS`: regressions are not heads that SGD trains
+# Beside `PROTOCOLS`: regressions are not heads that SGD trains.
+LOGREG, CROSS_VALIDATED = "logreg", "logreg-cv"
+FAST = "fast"
+AUTO = "auto"  # by the number of labels
 
 
 @dataclass(frozen=True, kw_only=True)
 class LinearOptions(ProtocolOptions):
     """A protocol, settings to use instead of its own, and how one of several heads is chosen."""
 
-    protocol: str = option("fast", "resnet, vit, moco, simsiam, fast (default), logreg, attentive", metavar="NAME")
+    protocol: str = option(
+        AUTO,
+        f"resnet, vit, moco, simsiam, fast, logreg, {CROSS_VALIDATED}, attentive (default: {CROSS_VALIDATED} below "
+        f"{FEW_LABELS:,} train images, else fast)",
+        metavar="NAME",
+    )
     epochs: int | None = option(None, "instead of the protocol's", metavar="N")
     train_batch: int | None = option(None, "images per step, instead of the protocol's", metavar="B")
     lr: tuple[float, ...] | None = option(None, "learning rates to try, instead of the protocol's", metavar="LR")
@@ -38,20 +46,37 @@ class LinearOptions(ProtocolOptions):
         """Whether heads see new crops of the train images every epoch; otherwise features are made once."""
         return self.protocol in PROTOCOLS and PROTOCOLS[self.protocol].augmented
 
+    def for_labels(self, images: int | None) -> "LinearOptions":
+        """These options with the protocol that suits so many train images, where the user names none.
+
+        Settings that only one kind of head has choose that kind. None stands for images with a set of labels each.
+        """
+        if self.protocol != AUTO:
+            return self
+        if images is None or self.C is not None:
+            return replace(self, protocol=LOGREG)
+        of_heads = self.given("epochs", "train_batch", "lr", "wd")
+        return replace(self, protocol=FAST if of_heads or images >= FEW_LABELS else CROSS_VALIDATED)
+
     def plan(self) -> LinearProtocol | tuple[float, ...]:
-        """The heads to train; of "logreg" the values of C, each once.
+        """The heads to train; of regressions the values of C, each once.
 
         Raises:
             UserError: there is no such protocol, or a setting is out of range or not of this protocol.
         """
-        if self.protocol != LOGREG:
+        if self.protocol == AUTO:
+            return self.for_labels(0).plan()
+        if self.protocol not in (LOGREG, CROSS_VALIDATED):
             require(self.C is None, f"--C is of logreg: {self.protocol} takes --lr and --wd")
             return protocol_of_name(
                 self.protocol, epochs=self.epochs, batch=self.train_batch, lr=self.lr, weight_decay=self.wd
             )
         wrong = self.given("epochs", "train_batch", "lr", "wd")
-        require(not wrong, f"logreg has no {', '.join(wrong)}: it takes --C, the inverse strength of its penalty")
-        tried = (1.0,) if self.C is None else tuple(dict.fromkeys(self.C))  # a repeat would be the same model once more
+        require(
+            not wrong, f"{self.protocol} has no {', '.join(wrong)}: it takes --C, the inverse strength of its penalty"
+        )
+        usual = (1.0,) if self.protocol == LOGREG else FEW_STRENGTHS
+        tried = usual if self.C is None else tuple(dict.fromkeys(self.C))  # a repeat would be the same model once more
         require(len(tried) > 0 and all(0 < each < math.inf for each in tried), "--C must be above 0, such as 1")
         return tried
 
@@ -63,7 +88,8 @@ class LinearOptions(ProtocolOptions):
         words = "patch tokens" if reads == "patches" else "class tokens"
         require(
             reads == "pooled" or not asked,
-            f"--protocol {self.protocol} reads {words}, and {' '.join(asked[:1])} has none: use fast or logreg",
+            f"--protocol {self.protocol} reads {words}, and {' '.join(asked[:1])} has none: use {FAST}, {LOGREG} or "
+            f"{CROSS_VALIDATED}",
         )
         if self.state is not None:
             require(
@@ -78,4 +104,4 @@ class LinearOptions(ProtocolOptions):
 class LinearInSuite:
     """The options of `excb-eval all` for linear heads."""
 
-    linear: str = option("fast", "protocol of the linear heads (default: fast)", metavar="NAME")
+    linear: str = option(AUTO, "protocol of the linear heads (default: by the number of labels)", metavar="NAME")

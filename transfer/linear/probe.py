@@ -3,7 +3,7 @@
 import hashlib
 import json
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -24,9 +24,10 @@ from excb.networks.outputs import LastClassTokens
 from ..data.batches import Augmentation, TrainingBatches
 from ..features.parts import Part
 from ..probes.attentive import queries_of
+from ..probes.failure import SameFeatures
 from ..probes.heads import HeadBank
 from ..probes.recipes import LinearProtocol
-from ..probes.rows import part_rows, shapes_of
+from ..probes.rows import Rows, part_rows, shapes_of
 from ..probes.selection import Choice, JudgedGuesses, choose_among, held_out, outcome_of
 from ..probes.training import attentive_bank, fitting, linear_bank, scaled, scaled_rows, tried
 from ..task import Task
@@ -57,14 +58,15 @@ class Probe:
             for _ in range(1 if held is None else 2)
         ]
         self._train_through(encoder, banks, held, _State.of(self, state))
+        rows, known = self.task.features(self.task.train, "train", self.reporter, kind=kind)
+        same = self._same((rows, known), (test, targets))
         if held is not None:
             kept = torch.from_numpy(held)
-            rows, _ = self.task.features(self.task.train, "train", self.reporter, kind=kind)
             scores = banks[1].score(rows[kept], torch.from_numpy(labels)[kept])
             choice = Choice.among(heads, *scores, images=int(held.sum()), select="holdout")
         else:
             choice = Choice.on_test(heads, banks[0], test, targets)
-        return outcome_of(banks[0], choice.head, test, choice, asdict(self.plan))
+        return replace(outcome_of(banks[0], choice.head, test, choice, asdict(self.plan)), same=same)
 
     def _train_through(
         self, encoder: nn.Module, banks: Sequence[HeadBank], held: np.ndarray | None, state: "_State"
@@ -120,7 +122,7 @@ class Probe:
         test, targets = task.features(task.test, "test", self.reporter, kind=kind)
         rows, test = scaled(rows, test)
         make = partial(linear_bank, task, plan, width=rows.shape[1], seed=self.seed)
-        return choose_among(
+        outcome = choose_among(
             tried(plan),
             (rows, labels),
             (test, targets),
@@ -129,6 +131,7 @@ class Probe:
             select=self.select,
             seed=self.seed,
         )
+        return replace(outcome, same=self._same((rows, labels), (test, targets)))
 
     def on_patches(self) -> JudgedGuesses:
         """Train attentive probes on the patches of the last map, which are kept on disk and read as they are needed.
@@ -150,7 +153,7 @@ class Probe:
         make = partial(attentive_bank, task, self.plan, channels=channels, seed=self.seed)
         fit = fitting(make, self.plan, self.reporter, what="attentive probes", seed=self.seed)
         settings = asdict(self.plan) | {"queries": queries_of(channels), "grid": grid}
-        return choose_among(
+        outcome = choose_among(
             tried(self.plan),
             (rows, labels),
             (test, targets),
@@ -159,6 +162,13 @@ class Probe:
             select=self.select,
             seed=self.seed,
         )
+        return replace(outcome, same=self._same((rows, labels), (test, targets), channels))
+
+    def _same(
+        self, train: tuple[Rows, Tensor], test: tuple[Rows, Tensor], channels: int | None = None
+    ) -> SameFeatures | None:
+        classes = len(self.task.train.classes or ())
+        return SameFeatures.of(train, test, classes=classes, device=self.task.device, channels=channels)
 
 
 @dataclass(frozen=True)

@@ -4,19 +4,23 @@ import time
 from dataclasses import replace
 from functools import partial
 
+import torch
+
 from excb.console import Reporter
 from excb.distributed.collectives import all_succeed
 from excb.errors import UserError
+from excb.references.guessing import majority
 from excb.results.result import Result, interval_text
 
-from ..probes.recipes import LinearProtocol
-from ..probes.selection import as_text, held_out
+from ..probes.recipes import FEW_LABELS, FOLDS, PROTOCOLS, LinearProtocol
+from ..probes.selection import JudgedGuesses, as_text, held_out
 from ..protocol import Measurement
 from ..reporting.predictions import Predictions
+from ..reporting.references import NEIGHBOURS
 from ..reporting.report import ScoredFiles, make_result
 from ..task import Task
 from .logreg import logistic_regression
-from .options import LinearOptions
+from .options import CROSS_VALIDATED, LOGREG, LinearOptions
 from .probe import Probe
 
 
@@ -45,9 +49,11 @@ def measure(task: Task, options: LinearOptions, reporter: Reporter) -> Measureme
         UserError: a setting is out of range, `state` is of another evaluation, or an image cannot be read.
     """
     start = time.monotonic()
+    asked, options = options, resolved(task, options, reporter)
     plan, select, seed = checked(task, options), options.select, options.seed
     if not isinstance(plan, LinearProtocol):
-        outcome = logistic_regression(task, reporter, plan, select=select, seed=seed)
+        folded = options.protocol == CROSS_VALIDATED and select == "holdout"
+        outcome = logistic_regression(task, reporter, plan, select="folds" if folded else select, seed=seed)
     else:
         plan = _fitted(plan, task, reporter)
         probe = Probe(task, reporter, plan, select, seed)
@@ -60,9 +66,37 @@ def measure(task: Task, options: LinearOptions, reporter: Reporter) -> Measureme
         settings=outcome.settings | {"seed": seed},
         scored=predictions,
         seconds=time.monotonic() - start,
-        notes=outcome.notes,
+        notes=[*_reason(task, asked, options), *outcome.notes, *_failed(outcome, predictions, task, options)],
+        references={} if outcome.same is None else {NEIGHBOURS: {"linear_top1": outcome.same.percent}},
     )
     return Measurement(result, predictions, partial(_show, result, options.protocol), ScoredFiles(predictions))
+
+
+def resolved(task: Task, options: LinearOptions, reporter: Reporter) -> LinearOptions:
+    """The options with the protocol that suits the labels, where the user names none; a line says which."""
+    chosen = options.for_labels(len(task.train))
+    if chosen != options:
+        reporter.note(f"linear heads by {chosen.protocol}: {len(task.train):,} train images (--protocol names another)")
+    return chosen
+
+
+def _reason(task: Task, asked: LinearOptions, options: LinearOptions) -> list[str]:
+    """The default on few labels, for whoever knows that on many."""
+    few = options.protocol == CROSS_VALIDATED and asked.protocol != options.protocol
+    how = f"few labels ({len(task.train):,} train images, below {FEW_LABELS:,}): logistic regression, {FOLDS} folds"
+    return [f"{how} choose its penalty"] if few else []
+
+
+def _failed(outcome: JudgedGuesses, predictions: Predictions, task: Task, options: LinearOptions) -> list[str]:
+    """A sentence that blames the head, where it failed."""
+    if outcome.same is None:
+        return []
+    (hits,) = predictions.hits(within=1).values()
+    better = LOGREG if options.protocol == CROSS_VALIDATED else CROSS_VALIDATED
+    advice = f"try --protocol {better}" + (", or more epochs" if options.protocol in PROTOCOLS else "")
+    assert task.train.labels is not None
+    guessing = majority(torch.from_numpy(task.train.labels), predictions.targets)
+    return outcome.same.blame(hits, guessing=guessing, advice=advice)
 
 
 def checked(task: Task, options: LinearOptions) -> LinearProtocol | tuple[float, ...]:

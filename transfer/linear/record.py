@@ -8,10 +8,10 @@ from excb.console import Reporter
 
 from ..opening import labelled
 from ..options import FrozenOptions
-from ..probes.recipes import PROTOCOLS, LinearProtocol, protocol_of_name
+from ..probes.recipes import FOLDS, PROTOCOLS, LinearProtocol, protocol_of_name
 from ..protocol import Family, Fields, FigureKind, InSuite, Measurement, Protocol, SuiteStep, Work, one_pass
 from ..reporting.fields import named
-from .options import LinearInSuite, LinearOptions
+from .options import CROSS_VALIDATED, LinearInSuite, LinearOptions
 
 if TYPE_CHECKING:
     from ..published.claim import ClaimImages
@@ -26,16 +26,19 @@ def _measure(task: "Task", options: LinearOptions, reporter: Reporter) -> Measur
     return measure(task, options, reporter)
 
 
-def _work(task: "Task", options: LinearOptions, _reporter: Reporter) -> Work:
+def _work(task: "Task", options: LinearOptions, reporter: Reporter) -> Work:
     from ..data.multilabel import has_label_sets
+    from ..probes.penalty import fits_of
     from . import label_sets, protocol
 
     if has_label_sets(task.train):
         tried = label_sets.checked(options)
         return Work(task.sets, then=(f"logistic regressions on these features: {len(tried)}, each of all classes",))
+    options = protocol.resolved(task, options, reporter)
     plan = protocol.checked(task, options)
     if not isinstance(plan, LinearProtocol):
-        return Work(task.sets, then=(f"logistic regressions on these features: {len(plan)}",))
+        fits = fits_of(plan, FOLDS if options.protocol == CROSS_VALIDATED else 1)
+        return Work(task.sets, then=(f"logistic regressions on these features: {fits}",))
     heads, each_epoch = len(plan.lr) * len(plan.weight_decay), len(task.train)
     many = f"{heads} head{'s' if heads > 1 else ''}"
     if plan.features == "patches":
@@ -81,10 +84,10 @@ def _claim_fields(options: Fields, _kind: FigureKind) -> Fields:
     return named(asdict(recipe)) | ({"select": options.get("select", "holdout")} if several else {})
 
 
-def _steps(_task: "Task", options: LinearInSuite, depends_on: Mapping[str, Any]) -> list[SuiteStep]:
-    own = LinearOptions(protocol=options.linear)
+def _steps(task: "Task", options: LinearInSuite, depends_on: Mapping[str, Any]) -> list[SuiteStep]:
+    own = LinearOptions(protocol=options.linear).for_labels(len(task.train))
     own.plan()
-    return [SuiteStep("linear", f"Linear, {options.linear}", "linear", own, depends_on=depends_on)]
+    return [SuiteStep("linear", f"Linear, {own.protocol}", "linear", own, depends_on=depends_on)]
 
 
 LINEAR = Protocol(

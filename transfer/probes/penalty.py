@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from .logistic import NEVER, SCORES, STEPS, Regression, Standard, fit_regression
-from .selection import held_out
+from .selection import folds, held_out
 
 # Every decade of the 45 values of Kornblith et al. (2019), from the strongest penalty.
 STRENGTHS = (1e-5, 1e-4, 1e-3, 1e-2, 0.1, 1.0, 10.0, 100.0, 1e3, 1e4, 1e5, 1e6)
@@ -31,6 +31,11 @@ class Rule:
     def held_out(cls, seed: int, judge: Callable[[Tensor, Tensor], Sequence[float]]) -> "Rule":
         """By the images that `selection.held_out` keeps for choosing."""
         return cls(lambda targets: [torch.from_numpy(held_out(targets.numpy(), seed))], judge)
+
+    @classmethod
+    def cross_validated(cls, seed: int, judge: Callable[[Tensor, Tensor], Sequence[float]]) -> "Rule":
+        """By the parts that `selection.folds` makes: every train image is held out once."""
+        return cls(lambda targets: [torch.from_numpy(held) for held in folds(targets.numpy(), seed)], judge)
 
 
 @dataclass(frozen=True)

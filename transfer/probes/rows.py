@@ -2,6 +2,8 @@
 
 from collections.abc import Callable, Sequence
 
+from torch import Tensor
+
 from excb.console import Reporter
 from excb.distributed.collectives import rank
 from excb.features.extraction import features_of
@@ -9,6 +11,9 @@ from excb.images.image_set import Images
 
 from ..features.parts import Part, PartExtraction, PartRows, Shapes
 from ..task import Task
+
+READ = 1024  # images whose patches are in memory at once
+Rows = Tensor | PartRows  # features in memory, or read when they are needed
 
 
 def shapes_of(task: Task) -> Shapes:

@@ -12,18 +12,17 @@ from excb import seeding
 from excb.distributed.collectives import all_succeed
 from excb.errors import UserError
 
-from ..features.parts import PartRows
 from .attentive import AttentiveBank
+from .failure import SameFeatures
 from .heads import HeadBank
+from .recipes import FEW_LABELS, FOLDS
+from .rows import READ, Rows
 
 HELD_OUT = 0.1  # share of every class's train images on which heads are chosen
 HELD_OUT_SETS = 0.2  # share of train images with sets of labels
 
-READ = 1024  # images whose patches are in memory at once
-
 HeadSettings = dict[str, float]  # settings of one head, such as {"lr": 0.3, "wd": 0.0}
 Bank = HeadBank | AttentiveBank
-Rows = Tensor | PartRows  # features in memory, or read when they are needed
 
 
 @dataclass(frozen=True)
@@ -33,6 +32,7 @@ class JudgedGuesses:
     top5: Tensor
     settings: dict[str, Any]
     notes: tuple[str, ...] = ()
+    same: SameFeatures | None = None  # the vote on the features that it saw
 
 
 def held_out(labels: np.ndarray, seed: int) -> np.ndarray:
@@ -66,6 +66,31 @@ def held_out(labels: np.ndarray, seed: int) -> np.ndarray:
     return held
 
 
+def few_labels(labels: np.ndarray) -> bool:
+    """Whether so few train images have a class each, [N], that heads are chosen by cross-validation."""
+    return labels.ndim == 1 and len(labels) < FEW_LABELS
+
+
+def folds(labels: np.ndarray, seed: int) -> list[np.ndarray]:
+    """`FOLDS` parts of the train images for cross-validation: each image is in one, and each class in all equally.
+
+    Args:
+        labels: class indices [N].
+        seed: names the parts.
+
+    Returns:
+        Masks [N] bool of images to hold out, none of them empty.
+
+    Raises:
+        UserError: no class has two images.
+    """
+    held_out(labels, seed)  # which refuses what nothing can be chosen on
+    order = seeding.generator(seeding.Purpose.SPLIT, seed, len(labels), 5).permutation(len(labels))
+    part = np.empty(len(labels), np.int64)
+    part[order[np.argsort(labels[order], kind="stable")]] = np.arange(len(labels)) % FOLDS
+    return [part == number for number in range(min(FOLDS, len(labels)))]
+
+
 @dataclass(frozen=True)
 class Choice:
     """Which of several heads the figures are of, and why."""
@@ -91,12 +116,12 @@ class Choice:
     def of(
         cls, head: int, tried: Sequence[HeadSettings], shares: Sequence[float], *, images: int, select: str
     ) -> "Choice":
-        """One head, with the shares of right answers of all, on so many "holdout" or "test" images."""
+        """One head, with the shares of right answers of all, on so many "holdout", "folds" or "test" images."""
         sweep = [
             settings | {f"{select}_top1": round(100 * share, 4)} for settings, share in zip(tried, shares, strict=True)
         ]
         how = {"select": select, "select_images": images, "chosen": tried[head], "sweep": sweep}
-        if select == "holdout":
+        if select != "test":
             return cls(head, how)
         best = f"the best of {len(tried)} heads on the test images themselves"
         return cls(head, how, (f"{best}, as authors report it: an optimistic figure",))

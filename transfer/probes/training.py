@@ -15,7 +15,8 @@ from ..task import Task
 from .attentive import AttentiveBank
 from .heads import HeadBank
 from .recipes import LinearProtocol
-from .selection import Bank, HeadSettings, Rows
+from .rows import Rows
+from .selection import Bank, HeadSettings
 
 
 def tried(plan: LinearProtocol) -> list[HeadSettings]:

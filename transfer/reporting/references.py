@@ -1,12 +1,14 @@
 """References beside the figures of a result: guessing, features that no network makes, the same network untrained."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from excb.console import Reporter
+from excb.inference.paired import Paired
+from excb.inference.tiers import LEVEL
 from excb.ledger import Ledger, doubt
 from excb.references import patches
 from excb.references.baselines import WITHOUT_NETWORK
@@ -17,25 +19,23 @@ from excb.results.result import Result
 from .predictions import Predictions
 
 if TYPE_CHECKING:
+    from ..protocol import Measurement
     from ..task import Task
 
 PIXELS, HISTOGRAM = WITHOUT_NETWORK  # by these names they are in results
 PATCHES = patches.NAME
 # The options that ask for them.
 OPTIONS = {NETWORK: "untrained", PIXELS: "pixels", HISTOGRAM: "histogram", PATCHES: "patches"}
+NEIGHBOURS = "neighbours"  # what a head is compared with: the vote on the features that it saw
 TITLES = {
+    NEIGHBOURS: "k-NN of the same features",
     NETWORK: "untrained",
     **{name: title for name, (title, _) in WITHOUT_NETWORK.items()},
     PATCHES: patches.TITLE,
     MAJORITY: "majority class",
     CHANCE: "chance",
 }
-_RIVALS = {
-    NETWORK: "the same network untrained does",
-    PIXELS: "raw pixels do",
-    HISTOGRAM: "colour histograms do",
-    PATCHES: f"{patches.TITLE} do",
-}
+_BESIDE = "beside "  # how a sentence on a reference begins
 MOST_BY_CHANCE = 50.0  # percent of a figure that says something
 _MOST = 12  # rows of the table in a terminal
 _NAMED = 3  # figures that a sentence names, at most
@@ -57,57 +57,104 @@ def nearly_by_chance(references: Mapping[str, Mapping[str, float]]) -> Ledger:
     """The figures that guessing at random nearly reaches, such as top-5 of three classes."""
     high = {figure: value for figure, value in references.get(CHANCE, {}).items() if value > MOST_BY_CHANCE}
     names = [f"{figure} ({value:.0f} %)" for figure, value in high.items()]
-    return doubt(f"figures that guessing brings above {MOST_BY_CHANCE:.0f} %", names, "they say little")
+    return doubt(f"figures that guessing brings above {MOST_BY_CHANCE:.0f} %", names, "a high figure says little")
 
 
-def with_reference(result: Result, name: str, reference: Result) -> Result:
-    """A result with the figures of another among its references, and a note where those are higher."""
-    own = {name: dict(reference.figures)}
-    return replace(result, references=result.references | own, notes=[*result.notes, *_beaten(result, own)])
+def with_references(made: "Measurement", references: Mapping[str, "Measurement"], *, main: str) -> "Measurement":
+    """A measurement with the figures of references, and notes on those that are not beaten.
+
+    The strongest is named with its figure. One is called better only where a paired test on the same images says so at
+    5 %; the sampling unit is that of `Paired.compared`.
+
+    Args:
+        made: of the checkpoint.
+        references: by their names in results, measured in the same way.
+        main: the figure that names the strongest.
+    """
+    own = {name: dict(each.result.figures) for name, each in references.items()}
+    result = replace(made.result, references=made.result.references | own)
+    known = {name: values[main] for name, values in own.items() if main in values}
+    strongest = max(known, key=lambda name: known[name], default=None)
+    if strongest is not None:
+        known = {strongest: known[strongest]} | known
+    notes = [_beside(made, name, references[name], strongest=name == strongest) for name in known]
+    return made.with_result(replace(result, notes=[*result.notes, *filter(None, notes)]))
+
+
+def _beside(made: "Measurement", name: str, reference: "Measurement", *, strongest: bool) -> str:
+    """A sentence on the figures in which a checkpoint does not beat a reference; empty where it beats it in all."""
+    ours, theirs = made.result.figures, reference.result.figures
+    compared = {
+        figure: _compared(made.scored, reference.scored, figure)
+        for figure in ours
+        if ("top1" in figure or "mAP" in figure) and figure in theirs
+    }
+    better = [figure for figure, p in compared.items() if theirs[figure] > ours[figure] and (p is None or p < LEVEL)]
+    equal = [figure for figure, p in compared.items() if figure not in better and p is not None and p >= LEVEL]
+    title = f"{title_of(name)}, the strongest reference" if strongest else title_of(name)
+    parts = [
+        f"{words} in {_named(figures, ours, theirs)}"
+        for words, figures in (("better", better), ("no different within chance", equal))
+        if figures
+    ]
+    return f"{_BESIDE}{title}: {'; '.join(parts)}" if parts else ""
+
+
+def _compared(ours: Any, theirs: Any, figure: str) -> float | None:
+    """The p-value of a paired test; None of answers that cannot be paired."""
+    pairs = isinstance(ours, Paired) and isinstance(theirs, Paired) and type(ours) is type(theirs)
+    if not pairs or figure not in ours.testable or figure not in theirs.testable:
+        return None
+    return float(ours.compared(figure, theirs, figure).p_value)
+
+
+def _named(figures: Sequence[str], ours: Mapping[str, float], theirs: Mapping[str, float]) -> str:
+    more = f" and {len(figures) - _NAMED} more" if len(figures) > _NAMED else ""
+    first = [f"{figure} ({theirs[figure]:.2f} against {ours[figure]:.2f} %)" for figure in figures[:_NAMED]]
+    return f"{', '.join(first)}{more}"
 
 
 def below(result: Result) -> list[str]:
-    """A sentence for each top-1 accuracy below that of always guessing, and for each reference that does better."""
-    guessing = [
-        f"{figure} of {result.figures[figure]:.2f} % is below the {value:.2f} % of always guessing the most frequent "
-        "class: nothing was learned"
-        for figure, value in result.references.get(MAJORITY, {}).items()
-        if "top1" in figure and result.figures.get(figure, value) < value
-    ]
-    return guessing + _beaten(result, result.references)
-
-
-def _beaten(result: Result, references: Mapping[str, Mapping[str, float]]) -> list[str]:
+    """A sentence for each top-1 accuracy below that of always guessing."""
     sentences = []
-    for name, does in _RIVALS.items():
-        worse = [
-            f"{figure} ({result.figures[figure]:.2f} against {value:.2f} %)"
-            for figure, value in references.get(name, {}).items()
-            if ("top1" in figure or "mAP" in figure) and result.figures.get(figure, value) < value
-        ]
-        if worse:
-            more = f" and {len(worse) - _NAMED} more" if len(worse) > _NAMED else ""
-            sentences.append(f"{does} better in {', '.join(worse[:_NAMED])}{more}")
+    for figure, guess in result.references.get(MAJORITY, {}).items():
+        if "top1" in figure and (value := result.figures.get(figure, guess)) < guess:
+            votes = result.references.get(NEIGHBOURS, {}).get(figure, guess)
+            failed = "nothing was learned" if votes <= guess else "the head learned nothing"
+            sentences.append(
+                f"{figure} of {value:.2f} % is below the {guess:.2f} % of always guessing the most frequent class: "
+                f"{failed}"
+            )
     return sentences
 
 
-def rows(result: Result, figures: Sequence[str]) -> list[list[str]]:
-    """A table of figures and their references, in percent; a line each."""
+def title_of(name: str) -> str:
+    """The usual name of a reference; checkpoints have their own."""
+    return TITLES.get(name, name)
+
+
+def titles_of(results: Iterable[Result]) -> dict[str, str]:
+    """The names of the references that any of the results has, in their order."""
+    there = dict.fromkeys(name for result in results for name in result.references)
+    return {name: title_of(name) for name in [*TITLES, *there] if name in there}
+
+
+def rows(result: Result, figures: Sequence[str], names: Iterable[str]) -> list[list[str]]:
+    """A table of figures and these references, in percent; a line each."""
     return [
         [figure, f"{result.figures[figure]:.2f}"]
-        + [f"{values[figure]:.2f}" if figure in (values := result.references.get(name, {})) else "" for name in TITLES]
+        + [f"{values[figure]:.2f}" if figure in (values := result.references.get(name, {})) else "" for name in names]
         for figure in figures
     ]
 
 
 def print_references(result: Result, reporter: Reporter) -> None:
-    """Print the main figures beside their references, and warn of figures that guessing beats."""
+    """Print the main figures beside their references, and warn of figures that these beat."""
     if result.references:
         known = [name for name in result.figures if any(name in values for values in result.references.values())]
         main = [name for name in known if name in result.per_class] or known
-        names = ["figure", "measured", *TITLES.values()]
-        shown = [column for column, _ in enumerate(names) if column < 2 or [*TITLES][column - 2] in result.references]
-        table = [[row[column] for column in shown] for row in rows(result, main[:_MOST])]
-        reporter.table("References, %", [names[column] for column in shown], table)
-    for sentence in below(result):
+        titles = titles_of([result])
+        header = ["figure", "measured", *titles.values()]
+        reporter.table("References, %", header, rows(result, main[:_MOST], titles))
+    for sentence in [*below(result), *(note for note in result.notes if note.startswith(_BESIDE))]:
         reporter.warn(sentence)

@@ -1,7 +1,7 @@
 """From scored images to a result and its files: the one form in which every protocol reports."""
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
@@ -30,6 +30,7 @@ def make_result(
     scored: Scored,
     seconds: float,
     notes: Sequence[str] = (),
+    references: Mapping[str, Mapping[str, float]] | None = None,
 ) -> Result:
     """Make a protocol's result, with intervals, and its main figures by class.
 
@@ -40,22 +41,23 @@ def make_result(
         scored: the test images.
         seconds: wall time.
         notes: what a reader of the figures must know.
+        references: figures in percent by reference, beside those of guessing.
     """
     scores = scored.scores()
     described = task.describe()
-    references = guesses(task, scored) if isinstance(scored, Predictions) else {}
+    guessing = guesses(task, scored) if isinstance(scored, Predictions) else {}
     result = Result(
         protocol=protocol,
         figures={name: round(statistics.percent(each), 4) for name, each in scores.items()},
         settings=settings | task.settings,
         checkpoint=described["checkpoint"] | {"weights_sha256": weights_hash(task.backbone.network)},
         data=described["data"],
-        ledger=described["ledger"] + nearly_by_chance(references),
+        ledger=described["ledger"] + nearly_by_chance(guessing),
         seconds=round(seconds, 1),
         intervals=scored.intervals(),
         per_class={name: statistics.by_class(scores[name], scored.targets, scored.classes) for name in scored.main},
         notes=[*(task.unknown_notes() if isinstance(scored, Predictions) else []), *notes, *_untrained_note(task)],
-        references=references,
+        references=guessing | {name: dict(values) for name, values in (references or {}).items()},
     )
     return replace(result, notes=[*result.notes, *below(result)])
 

@@ -1,7 +1,7 @@
 """References beside accuracies: guessing, pixels, colours, the same network untrained; and warnings below them."""
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,9 @@ from excb.results.result import Result
 from excb.transfer.cli import main
 from excb.transfer.knn.options import KnnOptions
 from excb.transfer.knn.protocol import measure
-from excb.transfer.reporting.references import below, nearly_by_chance, print_references, with_reference
+from excb.transfer.protocol import Measurement
+from excb.transfer.reporting.predictions import Predictions
+from excb.transfer.reporting.references import below, nearly_by_chance, print_references, with_references
 from excb.transfer.task import Task
 from tests.run_files import tiny_recipe, write_run
 from tests.transfer.labelled_images import features_by_loop, knn_by_loop, write_folder
@@ -198,20 +200,55 @@ def test_figures_below_guessing_are_warned_of(capsys: pytest.CaptureFixture[str]
     assert "warning: knn_top1_k20 of 40.00 % is below" in err
 
 
-def test_references_that_do_better_are_named() -> None:
-    found = result({"knn_top1_k10": 50.0, "knn_top1_k20": 40.0, "knn_top5_k20": 60.0})
-    twin = replace(found, figures={"knn_top1_k10": 45.0, "knn_top1_k20": 41.5, "knn_top5_k20": 70.0})
-    beside = with_reference(found, "colour_histogram", twin)
-    assert beside.references["colour_histogram"] == twin.figures
-    (sentence,) = below(beside)
-    assert sentence == "colour histograms do better in knn_top1_k20 (40.00 against 41.50 %)"
-    assert beside.notes == [*found.notes, sentence]
-    assert below(with_reference(found, "pixels", found)) == []
+def measurement(found: Result, hits: dict[str, Sequence[bool]]) -> Measurement:
+    """A measurement of images of class 0, of which some are taken for class 1."""
+    values = {
+        name.replace("top1", "{}"): torch.tensor([[int(not right)] for right in each]) for name, each in hits.items()
+    }
+    images = len(next(iter(hits.values())))
+    names = [str(number) for number in range(images)]
+    scored = Predictions(torch.zeros(images, dtype=torch.int64), names, ("cat", "dog"), values)
+    figures = {name: 100 * sum(each) / images for name, each in hits.items()}
+    return Measurement(replace(found, figures=figures), scored, lambda _reporter: None, lambda _result, _file: [])
+
+
+def test_the_strongest_reference_is_named_and_called_better_only_by_more_than_chance() -> None:
+    found = result({"knn_top1_k20": 40.0})
+    half, few = [True] * 50 + [False] * 50, [True] * 53 + [False] * 47
+    made = measurement(found, {"knn_top1_k10": half, "knn_top1_k20": half})
+    references = {
+        "pixels": measurement(found, {"knn_top1_k10": [False] * 100, "knn_top1_k20": [False] * 100}),
+        "colour_histogram": measurement(found, {"knn_top1_k10": few, "knn_top1_k20": few}),
+        "patches": measurement(found, {"knn_top1_k10": half, "knn_top1_k20": [True] * 60 + [False] * 40}),
+    }
+    beside = with_references(made, references, main="knn_top1_k20").result
+    assert beside.references["patches"] == references["patches"].result.figures
+    assert beside.notes[len(found.notes) :] == [
+        "beside whitened patches with k-means, the strongest reference: better in knn_top1_k20 (60.00 against 50.00 "
+        "%); no different within chance in knn_top1_k10 (50.00 against 50.00 %)",
+        "beside colour histogram: no different within chance in knn_top1_k10 (53.00 against 50.00 %), knn_top1_k20 "
+        "(53.00 against 50.00 %)",
+    ]
+
+
+def test_a_reference_without_answers_for_every_image_is_compared_by_its_figure() -> None:
     figures = {f"layers_{block}_top1": 10.0 for block in range(12)}
-    many = with_reference(
-        replace(found, figures=figures), "untrained", replace(found, figures=dict.fromkeys(figures, 11.0))
-    )
-    assert below(many)[0].endswith("layers_2_top1 (10.00 against 11.00 %) and 9 more")
+    sides = [
+        Measurement(
+            result({name: value + more for name, value in figures.items()}), None, lambda _: None, lambda _r, _f: []
+        )
+        for more in (0.0, 1.0)
+    ]
+    (note,) = with_references(sides[0], {"untrained": sides[1]}, main="layers_0_top1").result.notes
+    assert note.startswith("beside untrained, the strongest reference: better in layers_0_top1 (11.00 against 10.00 %)")
+    assert note.endswith("and 9 more")
+    assert with_references(sides[1], {"untrained": sides[0]}, main="layers_0_top1").result.notes == []
+
+
+def test_the_head_is_blamed_where_neighbours_on_its_features_beat_guessing() -> None:
+    figures = {"majority": {"linear_top1": 40.0}, "neighbours": {"linear_top1": 60.0}}
+    (sentence,) = below(replace(result({"linear_top1": 22.0}), references=figures))
+    assert sentence.endswith("always guessing the most frequent class: the head learned nothing")
 
 
 def test_a_result_below_guessing_says_so_in_its_notes(place: Path) -> None:
@@ -237,5 +274,5 @@ def test_results_without_references_are_read_and_written_as_before() -> None:
 
 def test_figures_that_guessing_nearly_reaches_are_doubted() -> None:
     found = nearly_by_chance({"chance": {"knn_top1": 33.3, "knn_top5": 100.0}, "majority": {"knn_top1": 90.0}})
-    assert found.lines() == ["1 figures that guessing brings above 50 %, such as knn_top5 (100 %): they say little"]
+    assert found.lines() == ["1 figure that guessing brings above 50 %, such as knn_top5 (100 %): a high figure says little"]
     assert not nearly_by_chance({})
