@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from excb.inference.jackknife import LEAST, Jackknife
+from excb.inference.estimate import LEAST, Estimate
 
 
 @dataclass(frozen=True)
@@ -24,7 +24,7 @@ class GalleryScores:
     effects: np.ndarray
     shared: bool
 
-    def spread(self) -> Jackknife:
+    def spread(self) -> Estimate:
         """The mean score with its spread: the jackknife over images, whose effects on the mean are known.
 
         Hoeffding (Annals of Mathematical Statistics, 1948): the variance of such a figure is that of the images' own
@@ -36,10 +36,10 @@ class GalleryScores:
         as_gallery = (self.effects - self.effects.mean()) * (images - 1) / number
         parts = [as_query + as_gallery] if self.shared else [as_query, as_gallery]
         if min(map(len, parts)) < LEAST:
-            return Jackknife(mean, float("nan"), 1)
+            return Estimate(mean, float("nan"), 1)
         error = np.sqrt(sum(part.var(ddof=1) / len(part) for part in parts))
-        return Jackknife(mean, float(error), min(map(len, parts)) - 1)
+        return Estimate(mean, float(error), min(map(len, parts)) - 1)
 
-    def lead_over(self, other: "GalleryScores") -> Jackknife:
+    def lead_over(self, other: "GalleryScores") -> Estimate:
         """The difference of the means, this one minus the other's, on the same queries and gallery."""
         return GalleryScores(self.scores - other.scores, self.effects - other.effects, self.shared).spread()

@@ -6,7 +6,8 @@ from functools import cached_property
 
 import numpy as np
 
-from excb.inference.jackknife import Jackknife, left_out
+from excb.inference.estimate import Estimate
+from excb.inference.jackknife import jackknife, left_out
 
 from ..reporting.predictions import ImageScores
 
@@ -74,7 +75,7 @@ class Candidates:
         """The highest share of true pairs that some threshold finds with a precision of `PRECISION`; 0 if none does."""
         return _recall_at_precision(self.right.ravel()[self._order], int(self.positives.sum()))
 
-    def spreads(self) -> tuple[Jackknife, Jackknife]:
+    def spreads(self) -> tuple[Estimate, Estimate]:
         """Both figures with their spread: groups of queries are left out, each query with all its candidates."""
         k = self.right.shape[1]
         owners, right = self._order // k, self.right.ravel()[self._order]
@@ -84,7 +85,7 @@ class Candidates:
             both = (_micro_average_precision, _recall_at_precision)
             without.append([each(remaining, positives) if positives else np.nan for each in both])
         first, second = np.array(without).T
-        return Jackknife.of(self.micro_average_precision(), first), Jackknife.of(self.recall_at_precision(), second)
+        return jackknife(self.micro_average_precision(), first), jackknife(self.recall_at_precision(), second)
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,8 @@ from collections.abc import Callable
 
 import numpy as np
 
-from excb.inference.jackknife import Jackknife, left_out
+from excb.inference.estimate import Estimate
+from excb.inference.jackknife import jackknife, left_out
 
 # The part of the precision-recall curve that a class's figure sums up: hits [R, P], envelope [R, P] -> [R].
 Summary = Callable[[np.ndarray, np.ndarray], np.ndarray]
@@ -99,17 +100,17 @@ def of_labels(scores: np.ndarray, targets: np.ndarray) -> np.ndarray:
     return values
 
 
-def precision_spread(scores: np.ndarray, targets: np.ndarray, summary: Summary) -> Jackknife:
+def precision_spread(scores: np.ndarray, targets: np.ndarray, summary: Summary) -> Estimate:
     """mAP and its spread over the images; arguments as `precision_by_class`."""
-    return Jackknife.of(*_with_and_without(scores, targets, summary))
+    return jackknife(*_with_and_without(scores, targets, summary))
 
 
-def precision_difference(first: np.ndarray, second: np.ndarray, targets: np.ndarray, summary: Summary) -> Jackknife:
+def precision_difference(first: np.ndarray, second: np.ndarray, targets: np.ndarray, summary: Summary) -> Estimate:
     """mAP of the second scores minus that of the first, and its spread over the images, which are the same."""
     (one, without_one), (other, without_other) = (
         _with_and_without(scores, targets, summary) for scores in (first, second)
     )
-    return Jackknife.of(other - one, without_other - without_one)
+    return jackknife(other - one, without_other - without_one)
 
 
 def _with_and_without(scores: np.ndarray, targets: np.ndarray, summary: Summary) -> tuple[float, np.ndarray]:

@@ -46,7 +46,7 @@ class LabelScores(Paired):
     picture_name: ClassVar[str] = "confusion"
 
     def figures(self) -> tuple[dict[str, float], dict[str, tuple[float, float]]]:
-        """Figures in percent, and their 95 % intervals over the images; see `Jackknife`."""
+        """Figures in percent, and their 95 % intervals over the images; see `jackknife`."""
         figures, intervals = {}, {}
         for figure, (summary, scores) in self._by_figure().items():
             spread = average_precision.precision_spread(scores, self.targets, SUMMARIES[summary])

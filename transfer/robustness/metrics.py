@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from excb.inference.jackknife import Jackknife
+from excb.inference.jackknife import jackknife
 
 BINS = 15
 _AT_ONCE = 2**22  # most numbers drawn at once: 32 MiB
@@ -91,4 +91,4 @@ def drop_interval(clean: Tensor, corrupted: Tensor) -> tuple[float, float] | Non
     """The 95 % interval of `relative_drop` by the jackknife: an image leaves with all its corrupted versions."""
     before, after = (float(each.sum()) for each in (clean, corrupted))
     without = 1 - (after - corrupted) / (before - clean).clamp(min=1e-12)
-    return Jackknife.of(1 - after / before, without.numpy()).interval(lowest=-math.inf)
+    return jackknife(1 - after / before, without.numpy()).interval(lowest=-math.inf)

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from excb.inference.accuracy import accuracy_interval
-from excb.inference.jackknife import Jackknife, left_out
+from excb.inference.jackknife import jackknife, left_out
 
 from ..reporting import average_precision
 from ..reporting.average_precision import area, eleven_points
@@ -41,7 +41,7 @@ class Metric:
         """The 95 % interval in percent over the test images; None of too few."""
         if self.name == TOP1.name:
             return accuracy_interval(torch.from_numpy(answers))
-        return Jackknife.of(self.percent(answers, targets) / 100, self.without(answers, targets)).interval()
+        return jackknife(self.percent(answers, targets) / 100, self.without(answers, targets)).interval()
 
     def without(self, answers: np.ndarray, targets: np.ndarray) -> np.ndarray:
         """The figure, 0 to 1, without each group of images [groups]; the same groups for all answers to a set."""

@@ -9,7 +9,8 @@ import numpy as np
 import torch
 
 from excb.inference.accuracy import mcnemar
-from excb.inference.jackknife import Jackknife, mean_of
+from excb.inference.estimate import Estimate, mean_of
+from excb.inference.jackknife import jackknife
 from excb.inference.tiers import ranks
 
 from ..standings.table import FigureCell, FigureColumn, FigureRow, FigureTable, with_tiers
@@ -32,13 +33,13 @@ class SetAnswers:
         return self.metric.without(self.answers, self.targets)
 
     @property
-    def spread(self) -> Jackknife:
+    def spread(self) -> Estimate:
         """The figure, 0 to 1, with its spread. The sampling unit is the test image."""
-        return Jackknife.of(self._value, self.without)
+        return jackknife(self._value, self.without)
 
-    def lead_over(self, other: "SetAnswers") -> Jackknife:
+    def lead_over(self, other: "SetAnswers") -> Estimate:
         """This figure minus the other's, with its spread; both of the same images."""
-        return Jackknife.of(self._value - other._value, self.without - other.without)
+        return jackknife(self._value - other._value, self.without - other.without)
 
     @property
     def _value(self) -> float:

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from excb.inference.jackknife import Jackknife
+from excb.inference.estimate import Estimate
+from excb.inference.jackknife import jackknife
 
 from ..layouts.masks import IGNORED
 
@@ -69,7 +70,7 @@ def stacked(images: Sequence[np.ndarray]) -> Areas:
     return Areas(*np.stack(images).transpose(1, 0, 2))
 
 
-def area_spread(runs: Sequence[Areas], measure: str) -> Jackknife:
+def area_spread(runs: Sequence[Areas], measure: str) -> Estimate:
     """A measure's mean over runs, as a share of 1, and its spread by leaving out images, each from all runs.
 
     A measure is that of all pixels together, so a class that only one image shows is missing without it.
@@ -78,13 +79,13 @@ def area_spread(runs: Sequence[Areas], measure: str) -> Jackknife:
         runs: of the same images, such as those of several seeds.
         measure: one of `MEASURES`.
     """
-    return Jackknife.of(*_with_and_without(runs, measure))
+    return jackknife(*_with_and_without(runs, measure))
 
 
-def area_difference(first: Sequence[Areas], second: Sequence[Areas], measure: str) -> Jackknife:
+def area_difference(first: Sequence[Areas], second: Sequence[Areas], measure: str) -> Estimate:
     """Second minus first, likewise; both of the same images."""
     (one, without_one), (other, without_other) = (_with_and_without(runs, measure) for runs in (first, second))
-    return Jackknife.of(other - one, without_other - without_one)
+    return jackknife(other - one, without_other - without_one)
 
 
 def _with_and_without(runs: Sequence[Areas], measure: str) -> tuple[float, np.ndarray]:
