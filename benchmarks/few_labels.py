@@ -25,7 +25,7 @@ from excb.neighbours.nearest import nearest
 from excb.transfer.data.classes import labelled_folder, with_classes_of
 from excb.transfer.data.label_files import scan_labelled
 from excb.transfer.probes.heads import HeadBank
-from excb.transfer.probes.penalty import Rule, choose_penalty, log_likelihood, right_share
+from excb.transfer.probes.penalty import Rule, choose_penalty, cross_validated, log_likelihood, right_share
 from excb.transfer.probes.recipes import FEW_STRENGTHS, PROTOCOLS
 from excb.transfer.probes.selection import HeadSettings, choose_among
 from excb.transfer.probes.training import fitting, scaled, tried
@@ -70,11 +70,16 @@ def by_sgd(split: Split) -> Tensor:
 
 
 def by_regression(strengths: tuple[float, ...], split: Split) -> Tensor:
-    """Logistic regression, by several strengths of the penalty that cross-validation chooses from."""
-    rule = Rule.cross_validated(
-        split.seed, lambda scores, true: (right_share(scores, true), log_likelihood(scores, true))
-    )
-    fitted = choose_penalty(split.rows, split.labels, strengths, rule, classes=split.classes)
+    """`linear --protocol logreg` with one strength of the penalty, or logreg-cv with several."""
+    rows, labels, classes = split.rows, split.labels, split.classes
+
+    def judge(scores: Tensor, true: Tensor) -> tuple[float, float]:
+        return right_share(scores, true), log_likelihood(scores, true)
+
+    if len(strengths) == 1:
+        fitted = choose_penalty(rows, labels, strengths, Rule.held_out(split.seed, judge), classes=classes)
+    else:
+        fitted = cross_validated(rows, labels, strengths, judge, classes=classes, seed=split.seed)
     guesses: Tensor = fitted.top(split.queries)[:, 0]
     return guesses
 

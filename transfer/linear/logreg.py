@@ -9,8 +9,8 @@ from excb.console import Reporter
 from excb.distributed.collectives import rank, run_on_rank0
 
 from ..probes.failure import SameFeatures
-from ..probes.logistic import SOLVER
-from ..probes.penalty import Rule, choose_penalty, fits_of, log_likelihood, right_share
+from ..probes.logistic import SOLVER, Standard
+from ..probes.penalty import FEW_SETTINGS, Rule, choose_penalty, fits_of, log_likelihood, right_share
 from ..probes.recipes import FOLDS
 from ..probes.selection import Choice, JudgedGuesses
 from ..task import Task
@@ -21,6 +21,7 @@ def logistic_regression(
     reporter: Reporter,
     strengths: Sequence[float],
     *,
+    few: bool,
     select: Literal["holdout", "folds", "test"],
     seed: int,
 ) -> JudgedGuesses:
@@ -30,6 +31,7 @@ def logistic_regression(
         task: backbone and images.
         reporter: prints notes, progress and tables.
         strengths: C of each model that is tried, inverse strengths of the L2 penalty; each once, above 0.
+        few: fit them as on few labels: to features of one size.
         select: the images on which one of several models is chosen: a held-out tenth, all by cross-validation, or test.
         seed: names the held-out images.
 
@@ -40,18 +42,19 @@ def logistic_regression(
     def judge(scores: Tensor, true: Tensor) -> tuple[float, float]:
         return right_share(scores, true), log_likelihood(scores, true)
 
-    folded, classes = select == "folds", len(task.train.classes or ())
+    classes = len(task.train.classes or ())
     rows, labels = task.features(task.train, "train", reporter)
     test, targets = task.features(task.test, "test", reporter)
-    with reporter.progress("logistic regression", fits_of(strengths, FOLDS if folded else 1)) as bar:
+    with reporter.progress("logistic regression", fits_of(strengths, FOLDS if select == "folds" else 1)) as bar:
         fitted = run_on_rank0(
             lambda: choose_penalty(
                 rows,
                 labels,
                 strengths,
-                Rule.cross_validated(seed, judge) if folded else Rule.held_out(seed, judge),
+                Rule.cross_validated(seed, judge) if few else Rule.held_out(seed, judge),
                 classes=classes,
                 on=(test, targets) if select == "test" else None,
+                standard=Standard.by_size(rows) if few else None,
                 device=task.device,
                 progress=bar.advance,
             )
@@ -64,6 +67,6 @@ def logistic_regression(
         tried = [{"C": C} for C in strengths]
         shares = [fitted.sweep[C][0] for C in strengths]
         choice = Choice.of(strengths.index(fitted.C), tried, shares, images=fitted.images, select=select)
-    settings = SOLVER | {"features": "pooled"} | ({"C": sorted(strengths), "folds": FOLDS} if folded else {})
+    settings = SOLVER | {"features": "pooled"} | (FEW_SETTINGS | {"C": sorted(strengths)} if few else {})
     same = SameFeatures.of((rows, labels), (test, targets), classes=classes, device=task.device)
     return JudgedGuesses(fitted.top(test), settings | choice.settings, (*choice.notes, *fitted.notes), same)

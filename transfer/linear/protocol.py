@@ -52,8 +52,9 @@ def measure(task: Task, options: LinearOptions, reporter: Reporter) -> Measureme
     asked, options = options, resolved(task, options, reporter)
     plan, select, seed = checked(task, options), options.select, options.seed
     if not isinstance(plan, LinearProtocol):
-        folded = options.protocol == CROSS_VALIDATED and select == "holdout"
-        outcome = logistic_regression(task, reporter, plan, select="folds" if folded else select, seed=seed)
+        few = options.protocol == CROSS_VALIDATED
+        chosen_on = "folds" if few and select == "holdout" else select
+        outcome = logistic_regression(task, reporter, plan, few=few, select=chosen_on, seed=seed)
     else:
         plan = _fitted(plan, task, reporter)
         probe = Probe(task, reporter, plan, select, seed)

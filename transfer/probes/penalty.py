@@ -12,10 +12,13 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from .logistic import NEVER, SCORES, STEPS, Regression, Standard, fit_regression
+from .recipes import FOLDS
 from .selection import folds, held_out
 
 # Every decade of the 45 values of Kornblith et al. (2019), from the strongest penalty.
 STRENGTHS = (1e-5, 1e-4, 1e-3, 1e-2, 0.1, 1.0, 10.0, 100.0, 1e3, 1e4, 1e5, 1e6)
+
+FEW_SETTINGS = {"standardised": "by one number", "folds": FOLDS}  # of `cross_validated`, for results
 
 
 @dataclass(frozen=True)
@@ -112,6 +115,44 @@ def choose_penalty(
             sweep[C] = tuple(np.nan_to_num(np.mean(figures, 0), nan=-np.inf).tolist())
     best = max(tried, key=lambda C: sweep.get(C, ()))
     return Chosen(standard, fitted(everything, best), best, sweep, images, [*dict.fromkeys(notes)])
+
+
+def cross_validated(
+    rows: Tensor,
+    labels: Tensor,
+    strengths: Sequence[float],
+    judge: Callable[[Tensor, Tensor], Sequence[float]],
+    *,
+    classes: int,
+    seed: int,
+    device: torch.device | str = "cpu",
+    progress: Callable[[int], None] = lambda _fits: None,
+) -> Chosen:
+    """The regression for few labels: features of one size, and a penalty that cross-validation chooses.
+
+    Args:
+        rows: [N, D], features of the train images as they are.
+        labels: [N] classes.
+        strengths: values of C to choose from; of equals the strongest penalty is taken.
+        judge: see `Rule`.
+        classes: K.
+        seed: names the parts of the train images.
+        device: as `fit_regression`.
+        progress: called with numbers of fits; see `fits_of`.
+
+    Raises:
+        UserError: no class has two images.
+    """
+    return choose_penalty(
+        rows,
+        labels,
+        strengths,
+        Rule.cross_validated(seed, judge),
+        classes=classes,
+        standard=Standard.by_size(rows),
+        device=device,
+        progress=progress,
+    )
 
 
 def fits_of(strengths: Sequence[float], masks: int = 1) -> int:

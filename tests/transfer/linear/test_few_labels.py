@@ -14,7 +14,6 @@ from excb.errors import UserError
 from excb.transfer.linear import logreg, protocol
 from excb.transfer.linear.options import CROSS_VALIDATED, FAST, LOGREG, LinearOptions
 from excb.transfer.probes.failure import SameFeatures
-from excb.transfer.probes.penalty import Standard
 from excb.transfer.probes.recipes import FEW_LABELS, FEW_STRENGTHS, FOLDS
 from excb.transfer.probes.selection import folds
 
@@ -106,8 +105,9 @@ def planted(each: int, *, classes: int = 12, width: int = 24, noise: float = 1.6
 
 def test_five_folds_choose_the_penalty_as_scikit_learns_loop_does() -> None:
     task = planted(6)
-    found = logreg.logistic_regression(task, QUIET, FEW_STRENGTHS, select="folds", seed=0)
-    features, labels = Standard.of(task.rows)(task.rows).numpy(), task.train.labels
+    found = logreg.logistic_regression(task, QUIET, FEW_STRENGTHS, few=True, select="folds", seed=0)
+    rows, labels = task.rows.double().numpy(), task.train.labels
+    features = (rows - rows.mean(0)) / np.sqrt(np.square(rows - rows.mean(0)).mean())
     right = dict.fromkeys(FEW_STRENGTHS, 0)
     for held in folds(labels, 0):
         for C in FEW_STRENGTHS:
@@ -129,7 +129,7 @@ def test_heads_agree_on_few_labels_and_the_default_is_no_worse_than_neighbours(e
     task = planted(each)
     hits = {}
     for name, strengths, select in (("folds", FEW_STRENGTHS, "folds"), ("one", (1.0,), "holdout")):
-        made = logreg.logistic_regression(task, QUIET, strengths, select=select, seed=0)  # type: ignore[arg-type, unused-ignore]
+        made = logreg.logistic_regression(task, QUIET, strengths, few=name == "folds", select=select, seed=0)  # type: ignore[arg-type, unused-ignore]
         hits[name] = made.top5[:, 0] == torch.from_numpy(task.test.labels)
         assert made.same is not None
         hits["neighbours"] = made.same.hits
@@ -141,7 +141,7 @@ def test_heads_agree_on_few_labels_and_the_default_is_no_worse_than_neighbours(e
 
 def test_a_head_that_loses_to_neighbours_by_more_than_chance_is_blamed() -> None:
     task = planted(12)
-    made = logreg.logistic_regression(task, QUIET, (1.0,), select="holdout", seed=0)
+    made = logreg.logistic_regression(task, QUIET, (1.0,), few=False, select="holdout", seed=0)
     assert made.same is not None
     failed = made.same.hits & (torch.arange(len(made.same.hits)) % 3 == 0)
     (sentence,) = made.same.blame(failed, guessing=8.3, advice="try another")
