@@ -173,6 +173,11 @@ def _numeric(cell: str) -> bool:
     return not cell or cell.lstrip("+-.")[:1].isdigit() or cell in ("nan", "inf")
 
 
+def plural(count: int, noun: str, nouns: str | None = None) -> str:
+    """A number and its noun: "1 image", "1,200 images", "2 classes"."""
+    return f"{count:,} {noun if count == 1 else nouns or noun + 's'}"
+
+
 def duration(seconds: float) -> str:
     """A duration as people read it: 42 s, 3 min 20 s, 5 h 12 min."""
     rounded = round(seconds)

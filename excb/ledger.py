@@ -15,7 +15,7 @@ SHOWN = 8  # kinds that a line lists; the rest are summed up
 class LedgerEntry:
     """Files, images or rows with one thing in common."""
 
-    reason: str  # in words that may follow a number, such as ".mp4" or "hidden files"
+    reason: str  # in words that may follow a number above one, such as ".mp4" or "hidden files"
     count: int
     names: tuple[str, ...] = ()  # the first few
     advice: str = ""  # what to do or think about it
@@ -23,17 +23,22 @@ class LedgerEntry:
     of: str = ""  # the set, such as "train"
 
     @property
+    def counted(self) -> str:
+        """The number and the reason: "1 hidden file", "2 hidden files"."""
+        return f"{self.count:,} {_singular(self.reason) if self.count == 1 else self.reason}"
+
+    @property
     def line(self) -> str:
         """The whole entry."""
         place = f"{self.of}: " if self.of else ""
         such_as = f", such as {', '.join(self.names)}" if self.names else ""
-        return f"{place}{self.count:,} {self.reason}{such_as}" + (f": {self.advice}" if self.advice else "")
+        return f"{place}{self.counted}{such_as}" + (f": {self.advice}" if self.advice else "")
 
     @property
     def part(self) -> str:
         """The entry as one of several in a line."""
         such_as = f"such as {self.names[0]}: " if self.names else ""
-        return f"{self.count:,} {self.reason}" + (f" ({such_as}{self.advice})" if self.advice else "")
+        return self.counted + (f" ({such_as}{self.advice})" if self.advice else "")
 
 
 @dataclass(frozen=True)
@@ -137,6 +142,32 @@ def doubt(reason: str, names: Sequence[str], advice: str, *, of: str = "", count
         return Ledger()
     number = len(names) if count is None else count
     return Ledger((LedgerEntry(reason, number, tuple(names[:NAMED]), advice, left_out=False, of=of),))
+
+
+# For one of the nouns that reasons are about, and of their verbs.
+_NOUNS = {
+    "boxes": "box",
+    "categories": "category",
+    "classes": "class",
+    **{f"{one}s": one for one in ("crowd", "figure", "file", "folder", "image", "link", "name", "object")},
+    **{f"{one}s": one for one in ("reading", "row")},
+}
+_VERBS = {"are": "is", "do": "does", "group": "groups", "have": "has", "leave": "leaves", "look": "looks"}
+_PRONOUNS = {"their": "its", "them": "it", "masks": "mask"}
+
+
+def _singular(reason: str) -> str:
+    """A reason that follows "1". The noun that it begins with is in the plural no more, nor is what agrees with it.
+
+    "boxes that leave their image" -> "box that leaves its image"; "of 9 images look alike" -> "of 9 images looks alike"
+    """
+    words, agreeing = reason.split(" "), _VERBS
+    if words[0] != "of":
+        agreeing = _VERBS | _PRONOUNS
+        first = next((place for place, word in enumerate(words) if word in _NOUNS), None)
+        if first is not None:
+            words[first] = _NOUNS[words[first]]
+    return " ".join(agreeing.get(word, word) for word in words)
 
 
 def _plain(entry: LedgerEntry) -> dict[str, Any]:

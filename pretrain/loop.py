@@ -18,7 +18,7 @@ from excb.distributed.workers import ReadingError
 from excb.errors import UserError
 from excb.files.run_files import RECIPE
 from excb.hub.backbone import Backbone
-from excb.images.image_set import CodedImages
+from excb.images.image_set import CodedImages, clipped_ledger, share_clipped
 from excb.images.pixels import pixels_of
 from excb.method import Step
 
@@ -416,13 +416,17 @@ class TrainingLoop:
                 verdict = judging.verdict(self.state, measured, self.reporter, stop, folder=folder, against=against)
             except MeasurementStoppedError:
                 return True
+        share_clipped(self.state.images)
         if self.folder is None:
             return False
         self._draw()
         recipe, progress, device = self.recipe, self.progress, self.trainer.device
-        images, broken = len(self.state.images), self.state.broken.found
+        images, broken, ledger = len(self.state.images), self.state.broken.found, self.state.ledger
         judged = None if verdict is None else verdict.to_dict()
-        self.folder.report(run_report(progress, recipe, images=images, broken=broken, device=device, verdict=judged))
+        self.folder.report(
+            run_report(progress, recipe, images=images, broken=broken, device=device, ledger=ledger, verdict=judged)
+        )
+        (clipped_ledger(self.state.images) + self.state.broken.ledger).tell(self.reporter)
         sum_up(progress, recipe, self.reporter, device=device, place=self.folder.place, table=self._table)
         if verdict is not None:
             print_verdict(verdict, self.reporter, table=self._table)

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     import torch
 
     from excb.images.image_set import Images
+    from excb.results.result import Result
 
     from .task import Task
 
@@ -77,7 +78,7 @@ class Evaluation:
             references[REFERENCES[option]] = self.protocol.measure(reference(), self._with_state_of(option), reporter)
         if references:
             made = with_references(made, references, main=headline(made.result.figures))
-        return made
+        return made.with_result(with_clipped(made.result, task.sets))
 
     def _references(self, task: "Task") -> list[str]:
         """The options that ask for references of this task."""
@@ -99,6 +100,18 @@ class Evaluation:
         again = tuple(f"all of that once more with {task.reference(name)[0]}" for name in self._references(task))
         forecast(task, replace(work, then=(*work.then, *again)), reporter)
         return 0
+
+
+def with_clipped(result: "Result", sets: "Mapping[str, Images]") -> "Result":
+    """A result that counts the images with values outside the range, of all ranks; all ranks call this."""
+    from excb.images.image_set import clipped_ledger, share_clipped
+    from excb.ledger import NOTHING
+
+    unique = {id(images): (name, images) for name, images in reversed([*sets.items()])}  # one set may have two names
+    for _, images in unique.values():
+        share_clipped(images)
+    found = sum((clipped_ledger(images, name) for name, images in reversed([*unique.values()])), NOTHING)
+    return replace(result, ledger=result.ledger + found) if found else result
 
 
 def refuse_results_among(sets: "Iterable[Images]", folder: Path) -> None:

@@ -314,7 +314,7 @@ class Task:
         odd = (~rows.sum(1).isfinite()).nonzero()[:, 0].tolist()  # any inf or NaN in a row makes its sum one
         if odd:
             names = [images.paths[index] for index in odd[:NAMED]]
-            advice = "no figure is right with them: try --feature-precision fp32, or other weights"
+            advice = "no figure is right: try --feature-precision fp32, or other weights"
             self.doubts[name] = doubt("rows of features that are not finite", names, advice, of=name, count=len(odd))
             self.doubts[name].tell(reporter)
         assert images.labels is not None
@@ -355,6 +355,7 @@ class Task:
             "recipe": entry.recipe.get("name"),
             "pretraining": {name: getattr(subject, name) for name in ("method", "epochs", "batch", "crops")},
             "preprocessing": self.preprocessing.to_dict(),
+            **({"training_ledger": entry.training["ledger"]} if entry.training.get("ledger") else {}),
         } | self._precision
 
     def describe_data(self) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from excb.files import json_text
 from excb.files.markdown import bullets, cell, line, markdown_table
 from excb.hub.catalogue import Checkpoint, method_of
 from excb.hub.lineage import is_distilled, labels_behind
+from excb.ledger import Ledger
 from excb.networks.architecture import TORCHVISION
 from excb.networks.preprocessing import Preprocessing
 from excb.results.result import Result, folder_name
@@ -199,6 +200,7 @@ def _training(checkpoint: Checkpoint, facts: dict[str, Any]) -> list[tuple[str, 
         "images": folder_name(str(training["data"])) if training.get("data") else None,
         "number of images": training.get("images"),
         "fingerprint of the images": training.get("fingerprint"),
+        "left out of the images, or doubted": "; ".join(_ledger_lines(training)) or None,
         "steps": facts.get("step"),
         "epochs": facts["epoch"] if facts.get("epoch") is not None else checkpoint.epochs,
         "hours": f"{training['seconds'] / 3600:.3g}" if training.get("seconds") else None,
@@ -208,6 +210,10 @@ def _training(checkpoint: Checkpoint, facts: dict[str, Any]) -> list[tuple[str, 
         "started from": folder_name(str(recipe["init"])) if recipe.get("init") else None,
     }
     return [(name, value) for name, value in facts_of_training.items() if value is not None]
+
+
+def _ledger_lines(training: dict[str, Any]) -> list[str]:
+    return Ledger.from_dict(training.get("ledger") or {}).lines()
 
 
 def _recipe_values(recipe: dict[str, Any]) -> Iterator[tuple[str, Any]]:

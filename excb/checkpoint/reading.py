@@ -124,6 +124,7 @@ def _training(contents: dict[str, Any]) -> dict[str, Any]:
             "images": data.get("images"),
             "fingerprint": data.get("fingerprint"),
             "seconds": contents.get("seconds"),
+            **({"ledger": data["ledger"]} if data.get("ledger") else {}),
         }
     if teachers := contents.get("teachers"):
         facts["teachers"] = teachers

@@ -21,6 +21,7 @@ from excb.files.atomic import new_file, write_text
 SHARD_BYTES = 64 * 2**20
 KEEP_SECONDS = 10.0  # at most so often, the rows of an unfinished shard are kept
 FOLDER, META = "features", "meta.json"
+CLIPPED = "clipped.json"  # numbers of the images with values outside their set's range
 SRGB = "srgb"  # an empty file: these features honour the images' colour profiles
 CHECKSUMS = "checksums.json"  # of the shards that are there, until meta.json has them
 _ADVICE = "name a folder elsewhere in EXCB_CACHE"
@@ -191,6 +192,24 @@ class FeatureStore:
             np.save(stream, rows, allow_pickle=False)
         self._part(number).unlink(missing_ok=True)
         self._kept_at = time.monotonic()
+
+    def write_clipped(self, images: Sequence[int]) -> None:
+        """Keep which images were clipped, before their rows are kept.
+
+        Raises:
+            UserError: the disk is full or the folder cannot be written.
+        """
+        if images:
+            write_text(json.dumps([*images]), self.folder / CLIPPED, advice=_ADVICE)
+
+    def clipped(self) -> list[int]:
+        """The numbers that `write_clipped` kept; none where the file is damaged."""
+        try:
+            numbers = json_text.parse((self.folder / CLIPPED).read_bytes())
+        except (OSError, ValueError):
+            return []
+        total = sum(map(len, self._shards))
+        return [n for n in numbers if type(n) is int and 0 <= n < total] if isinstance(numbers, list) else []
 
     def keep(self, number: int, rows: Sequence[Tensor]) -> None:
         """Keep the first rows of an unfinished shard, if nothing was written for `KEEP_SECONDS`.

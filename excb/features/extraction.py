@@ -22,7 +22,7 @@ from excb.features import cache
 from excb.features.cache import CachedFeatures, FeatureStore
 from excb.features.precision import Precision, in_precision
 from excb.hub.backbone import Backbone
-from excb.images.image_set import Images
+from excb.images.image_set import Images, clipped_of, share_clipped
 from excb.images.survey import has_profiles
 from excb.networks.backbone import weights_hash
 from excb.networks.features import Features, Inputs, Kind, in_batches, stream
@@ -222,6 +222,16 @@ def features_of(extraction: Extraction, root: Path | None, reporter: Reporter, *
     if not run_on_rank0(lambda: store.of_profiles(lambda: has_profiles(extraction.images))):
         reporter.note(f"features of {name} are computed again: an earlier version ignored the images' colour profiles")
         run_on_rank0(store.discard)
+    clipped = clipped_of(extraction.images)
+    if clipped is not None:
+        clipped.add(run_on_rank0(store.clipped))
+
+    def keep_clipped() -> None:
+        """Before rows are kept: those who read them from the cache know what was seen of their images."""
+        if clipped is not None:
+            share_clipped(extraction.images)
+            run_on_rank0(lambda: store.write_clipped(clipped.indices))
+
     missing = run_on_rank0(lambda: store.missing(reporter.warn))
     if missing or not run_on_rank0(store.finished):
         run_on_rank0(lambda: store.start(missing))
@@ -229,10 +239,12 @@ def features_of(extraction: Extraction, root: Path | None, reporter: Reporter, *
         done = total - sum(sizes[number] - len(kept.get(number, ())) for number in missing)
 
         def keep(number: int, rows: Sequence[Tensor]) -> None:
+            keep_clipped()
             run_on_rank0(lambda: store.keep(number, rows))
 
         with reporter.progress(f"features of {name}", total, done=done) as bar:
             for number, rows in extraction.run(missing, bar.advance, kept=kept, keep=keep):
+                keep_clipped()
                 run_on_rank0(partial(store.write, number, rows))
         run_on_rank0(lambda: store.finish(description))
     elif rank() == 0:

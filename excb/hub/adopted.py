@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from excb.errors import UserError, first_line, require
 from excb.hub.backbone import Backbone, Entry
-from excb.images.picture import Picture, as_rgb
+from excb.images.picture import Picture, as_channels
 from excb.networks.architecture import Architecture
 from excb.networks.backbone import REFUSALS, evaluating
 from excb.networks.preprocessing import Preprocessing
@@ -33,7 +33,7 @@ class OwnTransform(Preprocessing):
 
     def __call__(self, image: Picture) -> Tensor:
         """Turn an image into the network's input [3, H, W]. Raises UserError where the transform gives none."""
-        made = self.function(as_rgb(image))
+        made = self.function(as_channels(image, self.pixels))  # type: ignore[arg-type]  # three channels: an image
         if not isinstance(made, Tensor) or made.ndim != 3 or made.shape[0] != 3 or not made.is_floating_point():
             got = f"{made.dtype} {list(made.shape)}" if isinstance(made, Tensor) else f"a {type(made).__name__}"
             raise UserError(f"the network's transform must give a float tensor [3, H, W] of an image, and gave {got}")

@@ -16,7 +16,7 @@ from excb.files.regular import refuse_special
 from excb.images import depth
 from excb.images.formats.known import DAMAGE
 from excb.images.formats.plugins import is_raw, open_pillow, raw_sizes
-from excb.images.pixels import EIGHT_BIT, BrokenImageError, Pixels, PixelsError, Source
+from excb.images.pixels import EIGHT_BIT, BrokenImageError, Notice, Pixels, PixelsError, Source
 
 __all__ = ["DAMAGE", "BrokenImageError", "PixelsError", "Source", "open_image", "open_smaller", "to_rgb"]
 
@@ -26,11 +26,12 @@ Shrink = Callable[[tuple[int, int]], int]  # upright width and height -> 1, 2, 4
 @overload
 def open_image(source: Source) -> Image.Image: ...
 @overload
-def open_image(source: Source, pixels: Pixels) -> Any: ...
-def open_image(source: Source, pixels: Pixels = EIGHT_BIT) -> Any:
+def open_image(source: Source, pixels: Pixels, notice: Notice | None = None) -> Any: ...
+def open_image(source: Source, pixels: Pixels = EIGHT_BIT, notice: Notice | None = None) -> Any:
     """Open an image of any format and mode upright, in 8 bits, as its set's record of pixels says.
 
-    EXIF rotation is applied, and the first frame of an animation is taken.
+    EXIF rotation is applied, and the first frame of an animation is taken. `notice` is called if it has more than 8
+    bits and values outside the set's range.
 
     Returns:
         A PIL image in RGB; for other than three channels, uint8 [H, W, C].
@@ -39,10 +40,12 @@ def open_image(source: Source, pixels: Pixels = EIGHT_BIT) -> Any:
         PixelsError: it has other channels, or more than 8 bits while only those are declared.
         BrokenImageError: the file is missing, truncated, not an image, or a decompression bomb.
     """
-    return open_smaller(source, lambda _size: 1, pixels)[0]
+    return open_smaller(source, lambda _size: 1, pixels, notice)[0]
 
 
-def open_smaller(source: Source, shrink: Shrink, pixels: Pixels = EIGHT_BIT) -> tuple[Any, tuple[int, int]]:
+def open_smaller(
+    source: Source, shrink: Shrink, pixels: Pixels = EIGHT_BIT, notice: Notice | None = None
+) -> tuple[Any, tuple[int, int]]:
     """Open an image as `open_image` does, and a JPEG at a half, a quarter or an eighth of its sides if wanted.
 
     JPEG's decoder does less work for fewer pixels. Each one is a mean of those it replaces.
@@ -51,6 +54,7 @@ def open_smaller(source: Source, shrink: Shrink, pixels: Pixels = EIGHT_BIT) -> 
         source: any image; a stream is read from its beginning, and left open.
         shrink: maps a JPEG's upright width and height to the divisor of both: 1, 2, 4 or 8. Sides stay at least 1.
         pixels: see `open_image`.
+        notice: likewise.
 
     Returns:
         The image as `open_image` has it, and its full upright width and height.
@@ -63,7 +67,7 @@ def open_smaller(source: Source, shrink: Shrink, pixels: Pixels = EIGHT_BIT) -> 
         refuse_special(source)
         with warnings.catch_warnings(action="ignore"), open_pillow(source) as image:
             if pixels != EIGHT_BIT or depth.is_deep(image):
-                return _opened(depth.upright(depth.mapped(image, pixels, source), image))
+                return _opened(depth.upright(depth.mapped(image, pixels, source, notice), image))
             full_size = None
             if isinstance(image, JpegImageFile):
                 width, height = image.size
@@ -76,7 +80,7 @@ def open_smaller(source: Source, shrink: Shrink, pixels: Pixels = EIGHT_BIT) -> 
     except UnidentifiedImageError as error:
         if (values := _other_values(source, pixels)) is None:
             raise _broken(error) from None
-        return _opened(depth.channels_of(values, pixels))
+        return _opened(depth.channels_of(values, pixels, notice))
     except bands.BandsError as error:
         raise BrokenImageError(str(error)) from None
     except DAMAGE as error:

@@ -15,7 +15,7 @@ from excb.files.regular import refuse_special
 from excb.images.formats.colour import Profile, in_srgb, profile_of
 from excb.images.formats.known import DAMAGE
 from excb.images.formats.plugins import is_raw, open_pillow
-from excb.images.pixels import BrokenImageError, Pixels, PixelsError, Source
+from excb.images.pixels import BrokenImageError, Notice, Pixels, PixelsError, Source
 
 _COLOURS = ("RGB", "RGBA")
 _BITS, _FORMAT, _EXTRA = 258, 339, 338  # TIFF's tags: bits of each sample, their kind, the meaning of extra samples
@@ -123,18 +123,21 @@ def read_values(source: Source, channels: int) -> np.ndarray:
         raise BrokenImageError(str(error)) from None
 
 
-def mapped(image: Image.Image, pixels: Pixels, source: Source | None = None) -> np.ndarray:
+def mapped(
+    image: Image.Image, pixels: Pixels, source: Source | None = None, notice: Notice | None = None
+) -> np.ndarray:
     """An opened image's channels, uint8 [H, W, C], not turned upright.
 
     Args:
         image: with or without its pixels loaded.
         pixels: how stored values become channels.
         source: its file, for what Pillow does not read whole; without it, the image is all there is.
+        notice: called if values lie outside the range.
 
     Raises:
         PixelsError: it has other channels, or more than 8 bits while only those are declared.
     """
-    return channels_of(_values(image, pixels.channels, source), pixels)
+    return channels_of(_values(image, pixels.channels, source), pixels, notice)
 
 
 def _values(image: Image.Image, channels: int, source: Source | None) -> np.ndarray:
@@ -172,8 +175,13 @@ def _whole(stream: Any) -> bytes:
     return bytes(stream.read())
 
 
-def channels_of(values: np.ndarray, pixels: Pixels) -> np.ndarray:
+def channels_of(values: np.ndarray, pixels: Pixels, notice: Notice | None = None) -> np.ndarray:
     """Map stored values, [H, W] or [H, W, C], to a set's channels, uint8 [H, W, C]; a grey image has three equal ones.
+
+    Args:
+        values: of one image.
+        pixels: how they become channels.
+        notice: called if any lie outside the range.
 
     Raises:
         PixelsError: they have other channels, or more than 8 bits while only those are declared.
@@ -190,6 +198,8 @@ def channels_of(values: np.ndarray, pixels: Pixels) -> np.ndarray:
             f"its {type_name(values.dtype)} values have no range: declare the one of the whole set, such as "
             "data.range=0..4095 (excb-eval: --range 0..4095)"
         )
+    if notice is not None and pixels.clips(values):
+        notice()
     channels = pixels.apply(values)
     return channels.repeat(3, axis=2) if count < pixels.channels else channels
 

@@ -8,11 +8,14 @@ from typing import Any, Protocol, TypeVar, runtime_checkable
 
 import numpy as np
 
+from excb.distributed.collectives import gather_objects
 from excb.images.decoding import Source, open_image
-from excb.images.pixels import EIGHT_BIT, Pixels
-from excb.ledger import NOTHING, Ledger
+from excb.images.pixels import EIGHT_BIT, ClippedImages, Pixels, notice_of, pixels_of
+from excb.ledger import NAMED, NOTHING, Ledger, LedgerEntry
 
 AnyImages = TypeVar("AnyImages")
+Value = TypeVar("Value")
+CLIPPED = "images with values outside the range"  # the ledger's reason
 
 
 class Images(Protocol):
@@ -70,16 +73,51 @@ class ScannedImages(Protocol):
 
 def ledger_of(images: Any) -> Ledger:
     """The ledger of the search for a set's images; that of the whole set for some of its images."""
-    while not isinstance(ledger := getattr(images, "ledger", None), Ledger):
-        if (images := getattr(images, "images", None)) is None:
-            return NOTHING
-    return ledger
+    return ledger if (ledger := _within(images, "ledger", Ledger)) is not None else NOTHING
+
+
+def clipped_of(images: Any) -> ClippedImages | None:
+    """The marks of images with values outside the range, of the whole set; None where all have 8 bits."""
+    return _within(images, "clipped", ClippedImages)
+
+
+def _within(images: Any, name: str, kind: type[Value]) -> Value | None:
+    """An attribute of a set, or else of the set that it is a part of."""
+    while images is not None:
+        if isinstance(value := getattr(images, name, None), kind):
+            return value
+        images = getattr(images, "images", None)
+    return None
+
+
+def share_clipped(images: Any) -> None:
+    """Let every rank know which images others found to have values outside the range; all ranks call this."""
+    if (clipped := clipped_of(images)) is not None:
+        for indices in gather_objects(clipped.indices):
+            clipped.add(indices)
+
+
+def clipped_ledger(images: Any, of: str = "") -> Ledger:
+    """The doubt about images with values outside their set's range, of those that were read so far."""
+    if (clipped := clipped_of(images)) is None:
+        return NOTHING
+    whole, marked = images, clipped.indices
+    while not isinstance(getattr(whole, "clipped", None), ClippedImages):
+        whole = whole.images
+    if not marked:
+        return NOTHING
+    names = tuple(whole.paths[index] for index in marked[:NAMED]) if whole.paths else ()  # a stream's have none
+    advice = f"clipped to {pixels_of(whole).range}"
+    return Ledger((LedgerEntry(CLIPPED, len(marked), names, advice, left_out=False, of=of),))
 
 
 def with_ledger(images: AnyImages, ledger: Ledger) -> AnyImages:
-    """The same set with another ledger, where it can hold one."""
-    if is_dataclass(images) and any(each.name == "ledger" for each in fields(images)):
+    """The same set with another ledger; of a part, that of the whole set."""
+    names = {each.name for each in fields(images)} if is_dataclass(images) else set[str]()
+    if "ledger" in names:
         return replace(images, ledger=ledger)  # type: ignore[type-var]
+    if "images" in names:
+        return replace(images, images=with_ledger(images.images, ledger))  # type: ignore[attr-defined, type-var]
     return images
 
 
@@ -102,6 +140,7 @@ class ImageSet:
     scanned: bool = False  # whether these are all images below root, as another scan would find them
     ledger: Ledger = field(default=NOTHING, compare=False)  # what the scan left out
     pixels: Pixels = EIGHT_BIT  # how stored values become channels
+    clipped: ClippedImages | None = field(default=None, compare=False, repr=False)  # where images of more bits are read
 
     def __len__(self) -> int:
         return len(self.paths)
@@ -127,7 +166,7 @@ class ImageSet:
 
     def open(self, index: int) -> Any:
         """See `Images.open`."""
-        return open_image(self.file(index), self.pixels)
+        return open_image(self.file(index), self.pixels, notice_of(self, index))
 
     @property
     def fingerprint(self) -> str:

@@ -1,6 +1,8 @@
 """How stored values become 8-bit channels: one record for a whole set of images, never one image's own."""
 
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import IO, Any, Literal, Self
 
@@ -11,6 +13,7 @@ from excb.errors import UserError
 Source = Path | str | IO[bytes]  # an image as it is stored: a file, or a stream of its bytes
 PART = 2**20  # values mapped at once: a whole image in float64 may take gigabytes
 TOP = 255.0  # of a channel
+Notice = Callable[[], None]  # called where an image holds values outside its set's range
 
 
 class BrokenImageError(Exception):
@@ -68,6 +71,16 @@ class Pixels:
             mapped[start : start + step] = ((part.clip(low, high) - low) * (TOP / (high - low))).round()
         return mapped
 
+    def clips(self, values: np.ndarray) -> bool:
+        """Whether any number among stored values, [H, W] or [H, W, C], lies outside the range; not those of 8 bits."""
+        if values.dtype in (np.uint8, np.bool_):
+            return False
+        rows = values.reshape(-1, values.shape[-1] if values.ndim > 2 else 1)
+        low, high = np.array(self.low), np.array(self.high)
+        if values.dtype.kind != "f":
+            return bool((rows.min(axis=0) < low).any() or (rows.max(axis=0) > high).any())
+        return bool((((rows < low) | (rows > high)) & np.isfinite(rows)).any())
+
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON."""
         return {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(self).items()}
@@ -102,3 +115,39 @@ def pixels_of(images: object) -> Pixels:
     """The record of pixels of a set of images; sets that have none hold 8-bit images."""
     pixels: Pixels = getattr(images, "pixels", EIGHT_BIT)
     return pixels
+
+
+class ClippedImages:
+    """A mark for each image of a set that was read and holds values outside the range, whatever process read it.
+
+    Worker processes share the marks' memory with the process that started them; ranks do not.
+
+    Args:
+        count: images in the set.
+    """
+
+    def __init__(self, count: int) -> None:
+        import torch
+
+        self._marks = torch.zeros(count, dtype=torch.uint8).share_memory_()
+
+    def at(self, index: int) -> Notice:
+        """Marks an image when it is called."""
+        return partial(self.add, [index])
+
+    def add(self, indices: Iterable[int]) -> None:
+        """Mark images."""
+        for index in indices:
+            self._marks[index] = 1
+
+    @property
+    def indices(self) -> list[int]:
+        """The images that are marked, in their order."""
+        marked: list[int] = self._marks.nonzero()[:, 0].tolist()
+        return marked
+
+
+def notice_of(images: object, index: int) -> Notice | None:
+    """What to call if an image of a set holds values outside the range; None for sets that do not count these."""
+    clipped: ClippedImages | None = getattr(images, "clipped", None)
+    return None if clipped is None else clipped.at(index)

@@ -14,7 +14,7 @@ from excb.errors import UserError
 from excb.images.decoding import BrokenImageError, open_image
 from excb.images.formats.known import EXTENSIONS
 from excb.images.image_set import fingerprint_of
-from excb.images.pixels import EIGHT_BIT, Pixels
+from excb.images.pixels import EIGHT_BIT, ClippedImages, Pixels, notice_of
 from excb.images.tars.index import ShardIndex, index_of
 from excb.images.tars.places import find_shards
 from excb.ledger import NOTHING, Ledger, LedgerEntry
@@ -86,6 +86,7 @@ class ShardImages:
     classes: tuple[str, ...] | None = None  # class names
     pixels: Pixels = EIGHT_BIT  # how stored values become channels
     ledger: Ledger = field(default=NOTHING, compare=False)  # what else the shards hold
+    clipped: ClippedImages | None = field(default=None, compare=False, repr=False)  # see `ImageSet`
     _reader: byte_ranges.RangeReader = field(default_factory=byte_ranges.RangeReader, repr=False)
 
     def __len__(self) -> int:
@@ -136,7 +137,7 @@ class ShardImages:
 
     def open(self, index: int) -> Any:
         """See `Images.open`."""
-        return open_image(self.source(index), self.pixels)
+        return open_image(self.source(index), self.pixels, notice_of(self, index))
 
 
 def open_shards(text: str, note: Note = lambda _line: None) -> ShardImages:

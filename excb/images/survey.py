@@ -13,7 +13,7 @@ from excb.errors import require
 from excb.images import depth
 from excb.images.decoding import BrokenImageError
 from excb.images.formats.plugins import HEIC, JXL, RAW
-from excb.images.pixels import Pixels, Source, pixels_of
+from excb.images.pixels import ClippedImages, Pixels, Source, pixels_of
 from excb.images.subset import Subset
 
 # What decodes to 8 bits a channel whatever such a file holds, so that no header need be read.
@@ -145,13 +145,17 @@ def _no_source(_index: int) -> Source:
 
 
 def with_pixels(images: Any, pixels: Pixels) -> Any:
-    """A set that opens its images by a record of pixels; itself where it has that record already."""
+    """A set that opens its images by a record of pixels; itself where it has that record already.
+
+    Where that has a range, the set marks images with values outside as they are read (`ClippedImages`).
+    """
     if pixels_of(images) == pixels:
         return images
-    if isinstance(images, Subset):
-        return replace(images, images=with_pixels(images.images, pixels))
-    has_record = any(field.name == "pixels" for field in fields(images))
-    return replace(images, pixels=pixels) if has_record else images  # else its images are 8-bit colours
+    names = {field.name for field in fields(images)}
+    if "pixels" not in names:  # a part of a set, or one of 8-bit colours
+        return replace(images, images=with_pixels(images.images, pixels)) if "images" in names else images
+    marks = {"clipped": ClippedImages(len(images))} if pixels.deep and "clipped" in names else {}
+    return replace(images, pixels=pixels, **marks)
 
 
 def _possibly_deep(paths: Iterable[str]) -> list[int]:

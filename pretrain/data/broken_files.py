@@ -2,10 +2,12 @@
 
 from excb.distributed.collectives import gather_numbers, gather_objects
 from excb.errors import UserError
+from excb.ledger import NAMED, NOTHING, Ledger, LedgerEntry
 
 from .batch import NO_IMAGE, Broken, ViewBatch
 
 MAX_SHARE = 0.01  # of the images seen may be broken ...
+BROKEN = "readings of images that cannot be read"  # the ledger's reason: an image counts once in each epoch
 JUDGED_FROM = 200  # ... once this many were seen
 
 
@@ -21,6 +23,14 @@ class BrokenFiles:
         self.seen, self.found = seen, found
         self._before = seen, found
         self._named: set[str] = set()
+
+    @property
+    def ledger(self) -> Ledger:
+        """The readings of broken images over all ranks, with the first names of this rank."""
+        if not self.found:
+            return NOTHING
+        names = tuple(sorted(self._named)[:NAMED])
+        return Ledger((LedgerEntry(BROKEN, self.found, names, "replaced by other images"),))
 
     def count(self, batch: ViewBatch) -> list[Broken]:
         """Count a batch of all ranks.

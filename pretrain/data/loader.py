@@ -12,7 +12,7 @@ from excb.distributed.workers import follow_parent
 from excb.images import jpeg
 from excb.images.decoding import BrokenImageError, Source, open_image, open_smaller
 from excb.images.image_set import CodedImages
-from excb.images.pixels import EIGHT_BIT, pixels_of
+from excb.images.pixels import EIGHT_BIT, Notice, notice_of, pixels_of
 
 from ..recipe import Recipe
 from .batch import NO_IMAGE, Broken, Item, ViewBatch, collate
@@ -41,7 +41,7 @@ class TrainingViews(Dataset[Item]):
         used, broken = ref.sample, list[Broken]()
         for attempt in range(REPLACEMENTS):
             try:
-                pixels, size = self._open(self._source(ref, used), ref)
+                pixels, size = self._open(self._source(ref, used), ref, notice_of(self._images, used))
                 break
             except BrokenImageError as error:
                 random = seeding.generator(seeding.Purpose.REPLACEMENT, self._seed, ref.epoch, ref.position, attempt)
@@ -67,10 +67,10 @@ class TrainingViews(Dataset[Item]):
         content = ref.content if image == ref.sample else None
         return self._images.source(image) if content is None else io.BytesIO(content)
 
-    def _open(self, source: Source, ref: SampleRef) -> tuple[np.ndarray, tuple[int, int]]:
+    def _open(self, source: Source, ref: SampleRef, notice: Notice | None) -> tuple[np.ndarray, tuple[int, int]]:
         """An image's pixels, perhaps decoded at a reduced size, and its full size."""
         if self._pixels != EIGHT_BIT:
-            image, size = open_smaller(source, lambda _size: 1, self._pixels)
+            image, size = open_smaller(source, lambda _size: 1, self._pixels, notice)
             return np.asarray(image), size
         if not self._scaled:
             array = jpeg.decode_jpeg(source, self._decoder)

@@ -9,7 +9,7 @@ import importlib
 import io
 import itertools
 from collections.abc import Generator, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from functools import cached_property
 from typing import Any
 
@@ -17,10 +17,30 @@ from PIL import Image
 
 from excb.errors import UserError, require
 from excb.images.decoding import BrokenImageError, open_image
-from excb.images.pixels import EIGHT_BIT, Pixels
+from excb.images.pixels import EIGHT_BIT, ClippedImages, Notice, Pixels, notice_of
 from excb.remote import byte_ranges
 
 KEPT = 2048  # images, for the monitor and as replacements of broken ones
+FIRST_SAMPLE = 2**32  # samples from here on are images that are not kept
+
+
+@dataclass(frozen=True)
+class StreamMarks:
+    """The marks of a stream's images with values outside the range, by their places in it."""
+
+    marks: ClippedImages
+    starts: tuple[int, ...]  # number of each shard's first image
+    kept: Sequence[tuple[int, int]]  # shard and row of the images that are kept in memory
+
+    def at(self, sample: int) -> Notice:
+        """Marks an image: one that is kept by its index, any other by `sample_of`."""
+        shard, row = self.kept[sample] if sample < FIRST_SAMPLE else ((sample >> 32) - 1, sample % FIRST_SAMPLE)
+        return self.marks.at(self.starts[shard] + row)
+
+
+def sample_of(shard: int, row: int) -> int:
+    """The number of a stream's image among samples: beyond the indices of images that are kept in memory."""
+    return ((shard + 1) << 32) | row
 
 
 @dataclass(frozen=True)
@@ -34,6 +54,7 @@ class KeptImages:
     labels: None = None
     classes: None = None
     pixels: Pixels = EIGHT_BIT  # how stored values become channels
+    clipped: "StreamMarks | None" = field(default=None, compare=False, repr=False)  # those of the whole stream
 
     def __len__(self) -> int:
         return len(self.contents)
@@ -52,7 +73,7 @@ class KeptImages:
         Raises:
             BrokenImageError: it cannot be read.
         """
-        return open_image(self.source(index), self.pixels)
+        return open_image(self.source(index), self.pixels, notice_of(self, index))
 
 
 @dataclass(frozen=True)
@@ -68,6 +89,7 @@ class StreamImages:
     classes: None = None
     paths: Sequence[str] = ()
     pixels: Pixels = EIGHT_BIT  # how stored values become channels
+    clipped: ClippedImages | None = field(default=None, compare=False, repr=False)  # see `ImageSet`
 
     def __len__(self) -> int:
         return sum(self.sizes)
@@ -137,7 +159,14 @@ class StreamImages:
         kept = sorted(first)[:KEPT]
         require(len(kept) > 1, f"{self.root} holds {len(kept)} image: pretraining needs many")
         names = [image_name(shard, row) for row, shard, _ in kept]
-        return KeptImages(self.root, [content for _, _, content in kept], names, self.fingerprint, pixels=self.pixels)
+        contents = [content for _, _, content in kept]
+        return KeptImages(self.root, contents, names, self.fingerprint, pixels=self.pixels, clipped=self._marks(kept))
+
+    def _marks(self, kept: Sequence[tuple[int, int, bytes]]) -> StreamMarks | None:
+        if self.clipped is None:
+            return None
+        starts = tuple(itertools.accumulate(self.sizes[:-1], initial=0))
+        return StreamMarks(self.clipped, starts, [(shard, row) for row, shard, _ in kept])
 
 
 def image_name(shard: int, row: int) -> str:

@@ -23,7 +23,7 @@ from excb.distributed.workers import PATIENCE, ReadingError
 from excb.errors import UserError
 
 from .sampler import SampleRef
-from .stream_images import StreamImages, image_name
+from .stream_images import StreamImages, image_name, sample_of
 
 MAX_READERS = 64  # each keeps a shard open
 PREFETCHED = 4  # batches that a thread reads ahead of the workers
@@ -247,6 +247,6 @@ class StreamBatchSampler(Sampler[list[SampleRef]]):
         for reader in self._readers:
             for _ in range(self._each):
                 shard, row, content = reader.draw()
-                sample = ((shard + 1) << 32) | row  # beyond the indices of kept images
-                refs.append(SampleRef(epoch, first + len(refs), sample, content, image_name(shard, row)))
+                place = first + len(refs)
+                refs.append(SampleRef(epoch, place, sample_of(shard, row), content, image_name(shard, row)))
         return refs

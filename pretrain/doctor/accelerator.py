@@ -5,7 +5,9 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from .finding import Finding, plural, size
+from excb.console import plural
+
+from .finding import Finding, size
 
 DRIVER = Path("/proc/driver/nvidia/version")
 OTHERS = 0.1  # share of a GPU's memory in use by other programs that is worth a warning

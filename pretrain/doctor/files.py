@@ -5,12 +5,12 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 
-from excb.console import Reporter
+from excb.console import Reporter, plural
 from excb.images.decoding import BrokenImageError, Source, open_image, stored_and_upright_size
 from excb.images.image_set import CodedImages, ImageSet
 from excb.images.pixels import pixels_of
 
-from .finding import Finding, plural, such_as
+from .finding import Finding, such_as
 
 SAMPLE = 500  # images that are decoded by default
 READERS = 8  # threads: reading waits for the disk, and decoding releases the GIL

@@ -34,11 +34,6 @@ def such_as(names: Sequence[str]) -> str:
     return f", such as {', '.join(names[:NAMED])}" if names else ""
 
 
-def plural(count: int, noun: str, nouns: str | None = None) -> str:
-    """A number and its noun: "1 image", "1,200 images", "2 classes"."""
-    return f"{count:,} {noun if count == 1 else nouns or noun + 's'}"
-
-
 def size(count: float) -> str:
     """Bytes as people read them."""
     return f"{count / 2**30:,.1f} GiB" if count >= 2**30 else f"{count / 2**20:,.1f} MiB"

@@ -6,7 +6,9 @@ from pathlib import Path
 
 import torch
 
-from .finding import Finding, plural, size
+from excb.console import plural
+
+from .finding import Finding, size
 
 SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 (only looked at)
 QUOTA = Path("/sys/fs/cgroup/cpu.max")

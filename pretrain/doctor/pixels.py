@@ -4,6 +4,7 @@ from collections import Counter
 
 import numpy as np
 
+from excb.console import plural
 from excb.errors import UserError
 from excb.images import depth
 from excb.images.decoding import BrokenImageError
@@ -11,7 +12,7 @@ from excb.images.image_set import CodedImages
 from excb.images.survey import surveyed
 
 from ..recipe import DataSettings
-from .finding import Finding, plural
+from .finding import Finding
 
 SAMPLE = 500  # images whose colour profiles are looked at
 LEVELS = 64  # of 256, below which much of what an image shows is lost

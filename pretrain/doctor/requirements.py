@@ -7,6 +7,7 @@ from types import FrameType
 
 import torch
 
+from excb.console import plural
 from excb.distributed.machine import available_memory
 
 from ..distil.teachers import Teacher
@@ -18,7 +19,7 @@ from ..plan.speed import measure_step
 from ..plan.trace import trace_step
 from ..precision import resolved
 from ..recipe import Recipe
-from .finding import Finding, plural, size
+from .finding import Finding, size
 
 STEP_LIMIT = 120  # seconds for the measured step, with set-up and warm-up
 CPU_FLOPS = 5e10  # at most, for a step measured on a CPU: about a second

@@ -11,12 +11,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 from excb.checkpoint.run_checkpoint import in_run
+from excb.console import plural
 from excb.errors import UserError
 from excb.files.atomic import nearest_existing
 from excb.files.run_files import RECIPE
 from excb.remote.object_store import ObjectStore, StoreError
 
-from .finding import Finding, plural, size
+from .finding import Finding, size
 
 CLOCK = 5.0  # seconds of tolerated clock difference to a file server
 AMPLE = 2  # times the space that checkpoints need; less is worth a warning

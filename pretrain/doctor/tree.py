@@ -5,11 +5,12 @@ from pathlib import PurePosixPath
 
 import numpy as np
 
+from excb.console import plural
 from excb.images import copies
 from excb.images.image_set import CodedImages, ledger_of
 from excb.images.shards import ShardImages
 
-from .finding import Finding, plural, such_as
+from .finding import Finding, such_as
 
 FEW = 5  # images; smaller classes make k-NN accuracy unreliable
 SPLITS = {"train", "training", "val", "valid", "validation", "test", "testing"}

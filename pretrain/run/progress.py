@@ -11,6 +11,7 @@ from excb.checkpoint import run_checkpoint
 from excb.console import Reporter, duration
 from excb.distributed.collectives import world_size
 from excb.distributed.machine import peak_memory
+from excb.ledger import NOTHING, Ledger
 from excb.results.result import environment
 
 from ..recipe import Recipe
@@ -76,9 +77,10 @@ def run_report(
     images: int,
     broken: int,
     device: torch.device,
+    ledger: Ledger = NOTHING,
     verdict: dict[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """The contents of `report.json`; a verdict is left out where there is none."""
+    """The contents of `report.json`; a ledger and a verdict are left out where there is none."""
     best = progress.best and {**progress.best, "checkpoint": _checkpoint(progress.best["step"])}
     return {
         "recipe": recipe.name,
@@ -94,6 +96,7 @@ def run_report(
         "last": progress.last,
         "best": best,
         **({} if progress.start is None else {"start": progress.start, "ended": progress.ended}),
+        **({"ledger": ledger.to_dict()} if ledger else {}),
         **({} if verdict is None else {"verdict": verdict}),
         "environment": environment(),
     }

@@ -21,7 +21,7 @@ from excb.errors import UserError
 from excb.files import json_text
 from excb.files.atomic import write_text
 from excb.files.run_files import METRICS, RECIPE, REPORT
-from excb.images.image_set import Images
+from excb.images.image_set import Images, clipped_ledger, ledger_of
 from excb.images.pixels import EIGHT_BIT, pixels_of
 from excb.version import __version__
 
@@ -255,13 +255,16 @@ def numerics_changed(old: dict[str, Any], new: dict[str, Any]) -> str:
 
 def facts_of_images(images: Images) -> dict[str, Any]:
     """The facts that a run stores about its images."""
-    pixels = pixels_of(images)
+    pixels, ledger = pixels_of(images), ledger_of(images) + clipped_ledger(images)
     return {
         "root": os.fspath(images.root),
         "images": len(images),
         "fingerprint": images.fingerprint,
         "classes": list(images.classes) if images.classes is not None else None,
-    } | ({} if pixels == EIGHT_BIT else {"pixels": pixels.to_dict()})
+    } | {
+        **({} if pixels == EIGHT_BIT else {"pixels": pixels.to_dict()}),
+        **({"ledger": ledger.to_dict()} if ledger else {}),
+    }
 
 
 def recipe_differences(old: dict[str, Any], new: dict[str, Any]) -> list[str]:

@@ -9,8 +9,9 @@ import torch
 from excb.console import Reporter
 from excb.distributed.collectives import rank
 from excb.errors import UserError, first_line
-from excb.images.image_set import Images
+from excb.images.image_set import Images, clipped_ledger, clipped_of, ledger_of, share_clipped
 from excb.images.pixels import pixels_of
+from excb.ledger import Ledger
 
 from ..data.broken_files import BrokenFiles
 from ..data.feed import BatchFeed
@@ -40,6 +41,11 @@ class RunState:
         """How far the run is, in epochs."""
         return self.progress.step / self.trainer.schedules.steps_per_epoch
 
+    @property
+    def ledger(self) -> Ledger:
+        """What was left out of the images or is doubted in them; of all ranks once `share_clipped` was called."""
+        return ledger_of(self.images) + clipped_ledger(self.images) + self.broken.ledger
+
     def contents(self) -> dict[str, Any]:
         """The contents of a checkpoint, on rank 0; empty on other ranks, which all call it too.
 
@@ -47,6 +53,8 @@ class RunState:
         """
         recipe, progress = self.recipe, self.progress
         statistics, stream = self.statistics.state(), self.feed.stream_state(progress.step)
+        share_clipped(self.images)
+        clipped = clipped_of(self.images)
         if rank() > 0:
             return {}
         return {
@@ -61,6 +69,7 @@ class RunState:
             "statistics": statistics,
             "stream": stream,
             "broken": {"seen": self.broken.seen, "found": self.broken.found},
+            **({} if clipped is None else {"clipped": torch.tensor(clipped.indices)}),
             "seconds": progress.seconds,
             "images": progress.images,
             "best": progress.best,
@@ -91,6 +100,8 @@ class RunState:
             self.statistics.restore(contents["statistics"])
             self.feed.restore(contents.get("stream"))
             self.broken = BrokenFiles(**contents["broken"])
+            if (clipped := clipped_of(self.images)) is not None and "clipped" in contents:
+                clipped.add(contents["clipped"].tolist())
             stored = contents.keys() & Progress.__dataclass_fields__.keys()  # older checkpoints hold fewer
             self.progress = Progress(**{name: contents[name] for name in stored})
         except torch.OutOfMemoryError:

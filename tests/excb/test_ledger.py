@@ -65,3 +65,28 @@ def test_other_entries_are_refused(entry: dict[str, object]) -> None:
 
 def test_an_entry_without_advice_or_names_is_short() -> None:
     assert LedgerEntry("hidden files", 2).line == "2 hidden files"
+
+
+@pytest.mark.parametrize(
+    ("reason", "one"),
+    [
+        ("hidden files", "1 hidden file"),
+        (".mp4", "1 .mp4"),
+        ("without extension", "1 without extension"),
+        ("class folders without an image", "1 class folder without an image"),
+        ("classes without a test image", "1 class without a test image"),
+        ("of 9 images are among the train images too", "1 of 9 images is among the train images too"),
+        ("of 9 images look like a train image", "1 of 9 images looks like a train image"),
+        ("links to a folder above them", "1 link to a folder above it"),
+        ("boxes that do not enclose their masks", "1 box that does not enclose its mask"),
+        ("boxes that leave their image", "1 box that leaves its image"),
+        ("image files that are listed twice", "1 image file that is listed twice"),
+        ("objects whose masks have no area", "1 object whose mask has no area"),
+        ("readings of images that cannot be read", "1 reading of images that cannot be read"),
+        ("images with values outside the range", "1 image with values outside the range"),
+        ("rows of features that are not finite", "1 row of features that is not finite"),
+    ],
+)
+def test_one_is_in_the_singular(reason: str, one: str) -> None:
+    assert LedgerEntry(reason, 1).line == one
+    assert LedgerEntry(reason, 1200).line == f"1,200 {reason}"

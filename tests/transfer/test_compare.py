@@ -239,11 +239,19 @@ def test_table_shows_the_comparison(make: Make, capsys: pytest.CaptureFixture[st
 
 
 def test_the_ledgers_of_both_are_stated(make: Make) -> None:
-    both, one = doubt("of 9 images are copies", ["a"], "look"), doubt("other doubts", ["b"], "look")
+    both, one = doubt("of 9 images look alike", ["a"], "look"), doubt("other doubts", ["b"], "look")
     first = make("a.json", predictions(1, right=0.5), ledger=both)
     second = make("b.json", predictions(2, right=0.5), ledger=both + one)
     warnings = quiet(first, second)["warnings"]
     assert warnings[-2:] == [
-        "1 of 9 images are copies, such as a: look",
+        "1 of 9 images looks alike, such as a: look",
         "second only: 1 other doubts, such as b: look",
+    ]
+
+
+def test_the_ledger_of_the_run_behind_a_checkpoint_is_stated(make: Make) -> None:
+    trained_on = {"name": "a", "training_ledger": doubt("images with values outside", ["7.png"], "clipped").to_dict()}
+    first, second = (make(name, predictions(1, right=0.5), checkpoint=trained_on) for name in ("a.json", "b.json"))
+    assert quiet(first, second)["warnings"] == [
+        "the images of pretraining: 1 image with values outside, such as 7.png: clipped"
     ]

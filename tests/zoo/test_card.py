@@ -12,7 +12,7 @@ import yaml  # type: ignore[import-untyped]
 from excb.checkpoint import exported
 from excb.errors import UserError
 from excb.hub.catalogue import Checkpoint
-from excb.ledger import doubt
+from excb.ledger import Ledger, LedgerEntry, doubt
 from excb.networks.architecture import Architecture
 from excb.networks.backbone import feature_width
 from excb.networks.preprocessing import Preprocessing
@@ -47,7 +47,7 @@ def result(**changes: Any) -> Result:
         "seconds": 7200.0,
         "intervals": {"knn_top1_k20": (55.4, 59.25)},
         "notes": ["neighbours by torch"],
-        "ledger": doubt("of 9 images are copies", ["a"], "look", of="test"),
+        "ledger": doubt("of 9 images look alike", ["a"], "look", of="test"),
         "created": "2026-11-21T10:00:00+00:00",
         "environment": {"excb": "0.1.0", "torch": "2.15", "device": "x86_64 CPU", "cores": 2},
     }
@@ -134,7 +134,7 @@ def test_table_has_every_figure_with_protocol_interval_hardware_and_hours() -> N
         "- temperature: 0.07",
         "- measured: 2026-11-21T10:00:00+00:00",
         "- note: neighbours by torch",
-        "- note: test: 1 of 9 images are copies, such as a: look",
+        "- note: test: 1 of 9 images looks alike, such as a: look",
     ):
         assert line in text.splitlines()
     assert "someone" not in text
@@ -306,3 +306,10 @@ def test_row_of_the_folder_is_taken(tmp_path: Path) -> None:
     assert "# grocery" in text.splitlines()
     assert "of ExCB. On groceries." in text
     assert header(text)["license"] == "apache-2.0"
+
+
+def test_a_card_says_what_was_left_out_of_the_images(tmp_path: Path) -> None:
+    ledger = Ledger((LedgerEntry(".heic", 7),)) + doubt("images with values outside", ["7.png"], "clipped", count=2)
+    text = card(folder(tmp_path, training={"images": 9, "ledger": ledger.to_dict()}), [])
+    said = "left out of the images: 7 .heic; 2 images with values outside, such as 7.png: clipped"
+    assert ["left out of the images, or doubted", said] in rows(text)

@@ -8,7 +8,7 @@ from excb.images import copies
 from excb.images.image_set import Images, ImageSet
 from excb.ledger import NOTHING, Ledger, LedgerEntry, doubt
 
-OLD = "their figures say nothing about new images"
+OLD = "figures on copies say nothing about new images"
 
 
 def concerns(train: Images, test: Images) -> Ledger:
@@ -34,7 +34,7 @@ def _empty_folders(images: Images) -> Ledger:
             for entry in entries
             if is_folder(entry) and not entry.name.startswith(".") and entry.name not in known
         )
-    return doubt("class folders without an image", empty, "they are no classes")
+    return doubt("class folders without an image", empty, "not taken for classes")
 
 
 def _unseen_classes(train: Images, test: Images) -> Ledger:
@@ -43,7 +43,7 @@ def _unseen_classes(train: Images, test: Images) -> Ledger:
         return NOTHING
     seen = set(test.labels.tolist())
     unseen = [name for number, name in enumerate(train.classes or ()) if number not in seen]
-    return doubt("classes without a test image", unseen, "no figure is about them", of="test")
+    return doubt("classes without a test image", unseen, "not covered by any figure", of="test")
 
 
 def _copies(train: Images, test: Images) -> Ledger:
@@ -64,7 +64,7 @@ def _copies(train: Images, test: Images) -> Ledger:
             between |= {index: f"{test.paths[index]} = {train.paths[group[0][1]]}" for place, index in group if place}
     found = NOTHING
     for name, pairs in again.items():
-        found += doubt("files that the set holds under another name too", pairs, "they count twice", of=name)
+        found += doubt("files that the set holds under another name too", pairs, "each counts again", of=name)
     same_files = [between[index] for index in sorted(between)]
     found += doubt(f"of {len(test):,} images are among the train images too", same_files, OLD, of="test")
     if not copies.comparable((train, test)):
@@ -72,7 +72,7 @@ def _copies(train: Images, test: Images) -> Ledger:
         return found + _unsearched(len(train) + len(test), most)
     like = [(index, other) for index, other in copies.near_copies(train, test) if index not in between]
     near = [f"{test.paths[index]} ~ {train.paths[other]}" for index, other in like]
-    return found + doubt(f"of {len(test):,} images look like a train image", near, f"if copies, {OLD}", of="test")
+    return found + doubt(f"of {len(test):,} images look like a train image", near, OLD, of="test")
 
 
 def _unsearched(images: int, reason: str) -> Ledger:

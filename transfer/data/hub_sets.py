@@ -5,7 +5,7 @@ import hashlib
 import importlib
 import io
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,8 @@ import numpy as np
 from excb.distributed.collectives import run_on_rank0
 from excb.errors import UserError, nearest_name, require
 from excb.images.decoding import Source, open_image
-from excb.images.pixels import EIGHT_BIT, Pixels
+from excb.images.pixels import EIGHT_BIT, ClippedImages, Pixels, notice_of
+from excb.ledger import NOTHING, Ledger
 
 from .named_sets import Note, NumberedImages, SetSource, Split, one_line, rank0_then_all
 
@@ -34,6 +35,8 @@ class HubImages(NumberedImages):
     classes: tuple[str, ...]  # class names
     origin: str  # the loaded data set's fingerprint
     pixels: Pixels = EIGHT_BIT  # how stored values become channels
+    ledger: Ledger = field(default=NOTHING, compare=False)  # doubts about the set
+    clipped: ClippedImages | None = field(default=None, compare=False, repr=False)  # see `ImageSet`
 
     def source(self, index: int) -> Source:
         """One image as it is stored."""
@@ -47,7 +50,7 @@ class HubImages(NumberedImages):
         Raises:
             BrokenImageError: it cannot be read.
         """
-        return open_image(self.source(index), self.pixels)
+        return open_image(self.source(index), self.pixels, notice_of(self, index))
 
     @cached_property
     def fingerprint(self) -> str:

@@ -3,7 +3,7 @@
 import hashlib
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,7 @@ from PIL.Image import Image, fromarray
 from excb.errors import UserError, nearest_name
 from excb.images.decoding import to_rgb
 from excb.images.image_set import Images, ImageSet
+from excb.ledger import NOTHING, Ledger
 from excb.remote.home import expanded
 
 from .named_sets import Note, NumberedImages, SetSource, Split, one_line, rank0_then_all
@@ -48,6 +49,7 @@ class ArrayImages(NumberedImages):
     array: np.ndarray  # uint8, [N, H, W, 3] or grey [N, H, W]
     labels: np.ndarray  # class indices, int64 [N]
     classes: tuple[str, ...]  # class names
+    ledger: Ledger = field(default=NOTHING, compare=False)  # doubts about the set
 
     def open(self, index: int) -> Image:
         """One image as RGB."""

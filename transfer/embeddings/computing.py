@@ -14,7 +14,7 @@ from excb.errors import UserError, require
 from excb.features.cache import CachedFeatures
 from excb.features.extraction import Extraction, features_of
 from excb.images.decoding import BrokenImageError
-from excb.images.image_set import Images, ledger_of
+from excb.images.image_set import Images, clipped_ledger, ledger_of, share_clipped
 from excb.neighbours.unit_rows import Rows
 from excb.networks.backbone import weights_hash
 
@@ -78,7 +78,10 @@ def compute(task: Task, cache: Path | None, reporter: Reporter, *, loads: str = 
     model = task.describe_checkpoint() | {"weights_sha256": weights_hash(backbone.network), "loads": loads}
     root = os.fspath(images.root)
     own = _with(backbone, task.preprocessing)
-    return Embeddings(readable, paths, root, model, unreadable, ledger_of(images), backbone=own)
+    share_clipped(images)
+    clipped = clipped_ledger(images)
+    clipped.tell(own_reporter)
+    return Embeddings(readable, paths, root, model, unreadable, ledger_of(images) + clipped, backbone=own)
 
 
 def _with(backbone: Any, preprocessing: Any) -> Any:

@@ -107,7 +107,7 @@ def _unwanted(member: tarfile.TarInfo) -> str | None:
     if member.issym() or member.islnk():
         return "links"
     if not member.isreg():
-        return "devices and other special files"
+        return "special files, such as devices"
     if member.issparse():
         return "sparse files"
     if not 0 <= member.size <= MOST_BYTES:  # reading a negative number of bytes would read the rest of the file

@@ -44,12 +44,12 @@ def test_claims_are_in_the_file_where_there_are_any() -> None:
 
 def test_the_ledger_is_in_the_file_where_there_is_one_and_in_no_hash() -> None:
     plain = result()
-    told = dataclasses.replace(plain, ledger=doubt("of 9 images are copies", ["a = b"], "remove them", of="test"))
+    told = dataclasses.replace(plain, ledger=doubt("of 9 images look alike", ["a = b"], "remove them", of="test"))
     assert "ledger" not in json.loads(plain.to_json())
     assert Result.from_json(plain.to_json()) == plain
     assert Result.from_json(told.to_json()) == told
     assert told.protocol_hash == plain.protocol_hash
-    assert told.remarks == ["test: 1 of 9 images are copies, such as a = b: remove them"]
+    assert told.remarks == ["test: 1 of 9 images looks alike, such as a = b: remove them"]
 
 
 @pytest.mark.parametrize("wrong", [[], {"entries": [{"reason": "a"}]}, {"entries": {}}, {"more": 1}])

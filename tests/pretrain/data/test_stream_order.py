@@ -1,5 +1,6 @@
 """Streams: their order by an independent shuffle buffer, exact resume at any step, and runs that are stopped."""
 
+import io
 import itertools
 import json
 import pickle
@@ -12,26 +13,34 @@ from dataclasses import replace
 from pathlib import Path
 
 import fsspec
+import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 from excb import seeding
 from excb.checkpoint import run_checkpoint
 from excb.distributed.workers import ReadingError
 from excb.errors import UserError
 from excb.images.decoding import BrokenImageError
+from excb.images.image_set import clipped_ledger, clipped_of
+from excb.images.pixels import Pixels
+from excb.images.survey import with_pixels
 from excb.pretrain.__main__ import main
 from excb.pretrain.data.hub_stream import open_stream
+from excb.pretrain.data.loader import TrainingViews
 from excb.pretrain.data.sampler import SampleRef
-from excb.pretrain.data.stream_images import StreamImages
+from excb.pretrain.data.stream_images import StreamImages, sample_of
 from excb.pretrain.data.stream_order import ShardReader, State, StreamBatchSampler, reader_count
+from excb.pretrain.overrides import apply, find_recipe
+from tests.excb.images.deep_files import ramp
 from tests.pretrain.small_runs import OVERRIDES, stopped_before
 from tests.pretrain.stream_files import stored_picture, write_parquet
 from tests.pretrain.test_parallel import EXACT, assert_same_run
 
 pytest.importorskip("datasets")
 pytestmark = [
-    pytest.mark.usefixtures("one_thread"),
+    pytest.mark.usefixtures("one_thread", "short_end"),
     # datasets 5.2, 2026-11: its writer leaves a file for the garbage collector to close
     pytest.mark.filterwarnings("ignore::ResourceWarning"),
 ]
@@ -342,3 +351,25 @@ def test_two_processes_are_one_run_also_gone_on_with_by_one(folder: Path, tmp_pa
         file.unlink()
     assert main(two) == 0
     assert_same_run(tmp_path / "one", tmp_path / "two")
+
+
+def test_images_outside_the_range_are_marked_by_their_place_in_the_stream(tmp_path: Path) -> None:
+    deep: dict[int, bytes | None] = {number: encoded_ramp(500 if number in (1, 5, 6) else 90) for number in range(9)}
+    write_parquet(tmp_path, (4, 5), changed=deep)
+    stream = with_pixels(open_stream(f"{tmp_path},buffer=2"), Pixels.declared("0..100"))
+    recipe = apply(find_recipe("quickstart"), [*OVERRIDES])
+    views = TrainingViews(stream.kept, recipe)
+    for shard, row in ((0, 1), (1, 0), (1, 2)):
+        content = next(stream.rows(shard, row))
+        assert views[SampleRef(0, 0, sample_of(shard, row), content)].used == sample_of(shard, row)
+    assert clipped_of(stream).indices == [1, 6]  # type: ignore[union-attr, unused-ignore]
+    assert stream.kept.paths[3] == "shard 1, row 1"  # the sixth of the stream, which takes a broken one's place
+    stream.kept.open(3)
+    (entry,) = clipped_ledger(stream).entries
+    assert (entry.count, entry.names) == (3, ())
+
+
+def encoded_ramp(top: int) -> bytes:
+    stream = io.BytesIO()
+    Image.fromarray(ramp(0, top, np.uint16, 40)).save(stream, "png")
+    return stream.getvalue()

@@ -36,8 +36,8 @@ def test_empty_class_folders(place: Path) -> None:
     (place / "train" / "cat" / "notes.txt").write_text("words", encoding="utf-8")
     (place / "test" / "eel").mkdir()
     assert found(place) == [
-        "train: 2 class folders without an image, such as cat, dog: they are no classes",
-        "test: 1 class folders without an image, such as eel: they are no classes",
+        "train: 2 class folders without an image, such as cat, dog: not taken for classes",
+        "test: 1 class folder without an image, such as eel: not taken for classes",
     ]
 
 
@@ -45,7 +45,7 @@ def test_classes_that_no_test_image_has(place: Path) -> None:
     shutil.copytree(place / "train" / "ant", place / "train" / "fox")
     for file in (place / "train" / "fox").iterdir():  # other pictures
         Image.open(file).convert("RGB").transpose(Image.Transpose.ROTATE_90).save(file)
-    assert found(place) == ["test: 1 classes without a test image, such as fox: no figure is about them"]
+    assert found(place) == ["test: 1 class without a test image, such as fox: not covered by any figure"]
 
 
 def test_swapped_splits(place: Path) -> None:
@@ -57,9 +57,9 @@ def test_identical_images_whatever_their_names(place: Path, monkeypatch: pytest.
         shutil.copy(place / "train" / "ant" / f"{number}.png", place / "test" / "bee" / f"same{number}.png")
     shutil.copy(place / "train" / "ant" / "0.png", place / "train" / "ant" / "again.png")
     assert found(place) == [
-        "train: 1 files that the set holds under another name too, such as ant/again.png = ant/0.png: they count twice",
+        "train: 1 file that the set holds under another name too, such as ant/again.png = ant/0.png: each counts again",
         "test: 2 of 6 images are among the train images too, such as bee/same0.png = ant/0.png, "
-        "bee/same1.png = ant/1.png: their figures say nothing about new images",
+        "bee/same1.png = ant/1.png: figures on copies say nothing about new images",
     ]
     monkeypatch.setattr(copies, "MOST", 3)
     (line,) = found(place)
@@ -75,8 +75,8 @@ def test_test_images_that_look_like_a_train_image(place: Path, monkeypatch: pyte
         if number == 0:
             picture.resize((70, 70)).save(place / "test" / "bee" / "small.jpg", quality=60)
     assert found(place) == [
-        "test: 1 of 5 images look like a train image, such as bee/small.jpg ~ bee/large0.png: "
-        "if copies, their figures say nothing about new images"
+        "test: 1 of 5 images looks like a train image, such as bee/small.jpg ~ bee/large0.png: "
+        "figures on copies say nothing about new images"
     ]
     monkeypatch.setattr(copies, "MOST_NEAR", 3)
     assert found(place) == [

@@ -8,7 +8,7 @@ import pytest
 
 import excb
 from excb.errors import UserError
-from excb.images.image_set import ImageSet
+from excb.images.image_set import CLIPPED, ImageSet
 from excb.images.pixels import EIGHT_BIT, Pixels
 from excb.images.scanning import scan_folder
 from excb.networks.preprocessing import Preprocessing
@@ -104,3 +104,21 @@ def test_an_evaluation_records_the_range_and_keeps_its_features_apart(tmp_path: 
     found = excb.embed(tmp_path / "run", tmp_path / "train", quiet=True, device="cpu", workers=0, no_cache=True)
     query = str(tmp_path / "train" / "class0" / "0.png")
     assert found.search(query, k=1)[0].cosine == pytest.approx(1, abs=1e-5)
+
+
+def test_an_evaluation_counts_the_images_outside_the_range_also_of_kept_features(tmp_path: Path) -> None:
+    write_run(tmp_path / "run", 5, recipe=tiny_recipe(eval_resize=36, eval_crop=32))
+    for part, tops in (("train", (90, 200)), ("test", (80, 70))):
+        for name in ("ant", "bee"):
+            for number, top in enumerate(tops):
+                write(tmp_path / part / name / f"{number}.png", ramp(0, top + (name == "bee"), np.uint16, 40))
+    usual = {"k": [1], "quiet": True, "device": "cpu", "workers": 1, "cache": tmp_path / "cache", "range": "0..100"}
+    for _ in range(2):
+        measured = excb.evaluate(tmp_path / "run", "knn", data=tmp_path, **usual)  # type: ignore[arg-type, unused-ignore]
+        (entry,) = [each for each in measured.record.ledger.entries if each.reason == CLIPPED]
+        assert (entry.of, entry.count, entry.names) == ("train", 2, ("ant/1.png", "bee/1.png"))
+        del usual["k"]
+        found = excb.embed(tmp_path / "run", tmp_path / "train", **usual)  # type: ignore[arg-type, unused-ignore]
+        usual["k"] = [1]
+        (entry,) = [each for each in found.ledger.entries if each.reason == CLIPPED]
+        assert entry.count == 2

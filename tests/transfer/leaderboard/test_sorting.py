@@ -128,9 +128,9 @@ def test_of_two_files_of_one_row_the_first_counts_and_the_other_is_noted() -> No
 
 
 def test_the_ledger_is_noted_in_the_row() -> None:
-    one = replace(linear("rn50_400ep", 76.4), ledger=doubt("of 9 images are copies", ["a"], "look", of="test"))
+    one = replace(linear("rn50_400ep", 76.4), ledger=doubt("of 9 images look alike", ["a"], "look", of="test"))
     row = the_row(boards(measured(one), claims()), "rn50_400ep", status="reproduced")
-    assert "test: 1 of 9 images are copies, such as a: look" in row.notes
+    assert "test: 1 of 9 images looks alike, such as a: look" in row.notes
 
 
 def test_every_accuracy_of_the_registry_is_there() -> None:
