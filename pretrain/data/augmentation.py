@@ -4,6 +4,9 @@ The results are those of torchvision's functions in floating point, to 5e-6 for 
 except for values at solarization's threshold. Operations work plane by plane and in place, to make few passes over
 memory, and never branch on single values, which would cost more than all the arithmetic.
 
+On a CPU the side of the images decides whether they are augmented together or one by one, never their number: an
+image's view is the same in a batch of any size.
+
 Images of other than three channels have no colours: saturation, hue and grey leave them as they are, and contrast is
 around the mean of all channels.
 
@@ -27,6 +30,9 @@ SOLARIZE_FROM = 128 / 255
 GREY = (0.2989, 0.587, 0.114)  # ITU-R 601-2 luma, as torchvision
 NO_WEIGHT = 1e-12  # smaller weights of a blur become 0: products with them would be denormal, which is ten times slower
 TILE = 64  # rows or columns that a blur computes at once
+# On a CPU: images up to this side are augmented together, since a call costs more than its arithmetic, and so many
+# pixels at a time, which stay in the cache. Measured with benchmarks/augmentation.py.
+SMALL_SIDE, PIXELS_AT_ONCE = 64, 2**18
 # Columns of a row of parameters.
 FLIP, JITTER, ORDER, BRIGHTNESS, CONTRAST, SATURATION, HUE, GREYED, SIGMA, SOLARIZE = range(10)
 PARAMETERS = 10
@@ -52,7 +58,8 @@ def augment(crops: Tensor, parameters: Tensor, settings: ViewSettings) -> Tensor
     crops = crops.permute(0, 3, 1, 2)
     views = torch.empty(crops.shape, device=crops.device, memory_format=torch.channels_last)
     mean, std = to_device(torch.tensor([settings.mean, settings.std]), crops.device)[..., None, None]
-    apply = one_by_one if crops.device.type == "cpu" else together
+    on_cpu = in_chunks if crops.shape[2] <= SMALL_SIDE else one_by_one
+    apply = on_cpu if crops.device.type == "cpu" else together
     for rows, images in apply(crops, parameters, settings.blur_kernel):
         views[rows] = images.sub_(mean).div_(std)
     return views
@@ -98,6 +105,18 @@ def together(crops: Tensor, parameters: Tensor, kernel: int) -> Iterator[tuple[s
             operation(some, on_device[selected].T[..., None, None, None], planes)
             images[selected] = some
     yield slice(None), images
+
+
+def in_chunks(crops: Tensor, parameters: Tensor, kernel: int) -> Iterator[tuple[slice, Tensor]]:
+    """Apply `together` to as many images at a time as a CPU's cache holds.
+
+    Arguments and yields are those of `one_by_one`.
+    """
+    count = max(1, PIXELS_AT_ONCE // (crops.shape[2] * crops.shape[3]))
+    for start in range(0, len(crops), count):
+        rows = slice(start, start + count)
+        for _, images in together(crops[rows], parameters[rows], kernel):
+            yield rows, images
 
 
 def _operations(kernel: int, channels: int) -> list[Operation]:

@@ -333,15 +333,17 @@ def test_whole_views_are_distributed_as_those_of_torchvisions_transforms(view: i
         assert stats.ks_2samp(mine, others).pvalue > LEAST_P
 
 
-def test_a_mixed_batch_equals_its_rows_one_by_one() -> None:
-    crops, rows = noisy_crops(40), random_rows(40)
+@pytest.mark.parametrize("side", [SIDE, augmentation.SMALL_SIDE, augmentation.SMALL_SIDE + 1])
+def test_views_are_the_same_in_a_batch_of_any_size(side: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(augmentation, "PIXELS_AT_ONCE", 7 * side * side)
+    noise = torch.Generator().manual_seed(0)
+    crops, rows = torch.randint(0, 256, (40, side, side, 3), dtype=torch.uint8, generator=noise), random_rows(40)
     settings = ViewSettings()
-    together = augment(crops, rows, settings)
+    views = augment(crops, rows, settings)
     for number in range(40):
-        alone = augment(crops[number : number + 1], rows[number : number + 1], settings)[0]
-        assert (together[number] - alone).abs().max() < 1e-5
-    order = torch.randperm(40, generator=torch.Generator().manual_seed(0))
-    torch.testing.assert_close(augment(crops[order], rows[order], settings), together[order], rtol=0, atol=1e-5)
+        assert torch.equal(augment(crops[number : number + 1], rows[number : number + 1], settings)[0], views[number])
+    order = torch.randperm(40, generator=noise)
+    assert torch.equal(augment(crops[order], rows[order], settings), views[order])
 
 
 def test_a_gpus_way_gives_the_same_views() -> None:
