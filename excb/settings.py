@@ -75,6 +75,12 @@ class MethodSettings:
         "of balancing=mira: weight of mutual information; its targets are as sharp as tau_t (1 - beta)",
         source="MIRA",
     )
+    mira_beta_start: float | None = option(
+        None,
+        "of balancing=mira: its first beta, which moves to mira_beta on a cosine (MIRA's authors' code: 0.75); none: "
+        "beta does not move",
+        source="MIRA",
+    )
     mira_iterations: int = option(30, "of balancing=mira: steps of its fixed-point iteration", source="MIRA")
     empty_clusters: Literal["noise", "exact"] = option(
         "noise",
@@ -159,7 +165,9 @@ class MethodSettings:
             require(getattr(self, name) > 0, f"method.{name} must be above 0")
         for name in ("sizes_momentum", "center_momentum", "teacher_momentum", "teacher_momentum_end"):
             require(0 <= getattr(self, name) <= 1, f"method.{name} must lie between 0 and 1")
-        require(0 <= self.mira_beta < 1, "method.mira_beta must be at least 0 and below 1")
+        for name in ("mira_beta", "mira_beta_start"):
+            beta = getattr(self, name)
+            require(beta is None or 0 <= beta < 1, f"method.{name} must be at least 0 and below 1")
         require(self.contrast >= 0, "method.contrast must not be negative")
         require(self.regression >= 0, "method.regression must not be negative")
         require(

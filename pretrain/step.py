@@ -271,6 +271,7 @@ class Trainer:
     def _step(self, batch: ViewBatch, step: int) -> tuple[Step, Tensor]:
         self._buffers.take()
         set_schedules(self.optimizer, self.schedules, step)
+        self.model.balancer.set_progress(step / self.schedules.steps)
         self.optimizer.zero_grad(set_to_none=True)
         if self._release is not None and self._release.apply(self.schedules.first_released(step)):
             self._parallel = self._averaging()  # it expects gradients of what learns, and of nothing else

@@ -21,7 +21,12 @@ A constant in a cancels, so shares are relative to 1/K. The step is Sinkhorn-Kno
 beta -> 1 forces equal shares, a smaller beta lets them differ. The iteration starts at m = 1, which is a = 0, and its
 first step is not counted, as published. MIRA balances each view separately at tau_t = 0.225. Here all global views of
 the batch, on all processes, are balanced together.
+
+The paper states beta = 2/3. Its authors' code (movinghoon/MIRA at 2a62538, train.py, `beta_momentum`) moves beta on half
+a cosine over the run, from 0.75 to 2/3.
 """
+
+import math
 
 import torch
 from torch import Tensor
@@ -37,13 +42,20 @@ class MIRA(Balancer):
         temperature: tau_t of p; the assignment itself is sharper, as if at tau_t (1 - beta).
         beta: weight of the mutual information; 0: no balancing.
         iterations: steps of the fixed-point iteration after the first.
+        first_beta: from which beta moves on half a cosine over the run; None: it does not move.
     """
 
-    def __init__(self, temperature: float, beta: float, iterations: int) -> None:
+    def __init__(self, temperature: float, beta: float, iterations: int, first_beta: float | None = None) -> None:
         super().__init__()
-        self._temperature, self._beta, self._iterations = temperature, beta, iterations
+        self._temperature, self._iterations = temperature, iterations
+        self._first, self._last = beta if first_beta is None else first_beta, beta
+        self._beta = self._first
         self.passes = 1 + iterations
         self.exchanges = 2 * self.passes  # a sum of logarithms is a maximum and a sum
+
+    def set_progress(self, progress: float) -> None:
+        """Move beta."""
+        self._beta = self._last + (self._first - self._last) * (1 + math.cos(math.pi * progress)) / 2
 
     def affine(self, batch: TeacherBatch) -> tuple[Tensor, Tensor]:
         """Return scale 1 / (1 - beta) and offset tau_t a."""

@@ -26,7 +26,7 @@ class BalancerEntry:
 
 
 _SINKHORN = ("teacher_temperature", "sinkhorn_iterations")
-_MIRA = ("teacher_temperature", "mira_beta", "mira_iterations")
+_MIRA = ("teacher_temperature", "mira_beta", "mira_iterations", "mira_beta_start")
 
 BALANCERS = {
     "linear": BalancerEntry(None, bounded=True, title="ExCB"),

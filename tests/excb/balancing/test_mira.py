@@ -87,6 +87,20 @@ def test_beta_leads_from_the_softmax_to_equal_shares() -> None:
     torch.testing.assert_close(nearly, equal, rtol=0, atol=1e-3)
 
 
+def test_beta_moves_as_in_the_authors_code() -> None:
+    # movinghoon/MIRA, train.py: beta_final - 0.5 (1 + cos(pi step / steps)) (beta_final - beta_initial).
+    given, first, last = batch(), 0.75, 2 / 3
+    balancer = MIRA(0.225, last, 5, first)
+    for step in (0, 3, 8, 10):
+        balancer.set_progress(step / 10)
+        beta = last - 0.5 * (1 + np.cos(np.pi * step / 10)) * (last - first)
+        for ours, theirs in zip(balancer.affine(given), MIRA(0.225, beta, 5).affine(given), strict=True):
+            torch.testing.assert_close(ours, theirs, rtol=1e-12, atol=1e-12)
+    still = MIRA(0.225, last, 5)
+    still.set_progress(0.1)
+    assert torch.equal(still.affine(given)[0], torch.full((7,), 1 / (1 - last), dtype=torch.float64))
+
+
 def test_nothing_is_remembered() -> None:
     balancer = MIRA(0.225, 2 / 3, 30)
     assert balancer.state_dict() == {}
