@@ -180,10 +180,11 @@ def _torchvision_layers(network: Any) -> Iterable[nn.Module] | None:
     ResNets are taken apart elsewhere; None is returned for these and for all others.
     """
     from torchvision import models
+    from torchvision.models.mobilenetv2 import MobileNetV2
 
     match network:
-        case models.EfficientNet() | models.MobileNetV2():
-            return cast("nn.Sequential", network.features)
+        case models.EfficientNet() | MobileNetV2():
+            return network.features
         case models.MNASNet():
             return cast("nn.Sequential", network.layers)
         case models.RegNet():
