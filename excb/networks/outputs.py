@@ -186,7 +186,7 @@ def _torchvision_layers(network: Any) -> Iterable[nn.Module] | None:
         case models.EfficientNet() | MobileNetV2():
             return network.features
         case models.MNASNet():
-            return cast("nn.Sequential", network.layers)
+            return network.layers
         case models.RegNet():
             return (network.stem, *network.trunk_output)
         case models.ShuffleNetV2():
