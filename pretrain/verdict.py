@@ -59,6 +59,8 @@ class RunVerdict:
         gains: of a run that started from a trained network and measured it: what became of it, on the images that it
             is for (`target`) and those that it knew (`source`). Then `learned` is whether it is better than it was.
         costs: of a run that learned from teachers: its own network's (`run`) and each teacher's.
+        margins: points that the lead over a reference must exceed to be more than chance, by its name. The sampling
+            unit is an image, as query and as neighbour of the others.
     """
 
     learned: bool | None
@@ -70,11 +72,12 @@ class RunVerdict:
     alarms: tuple[str, ...] = ()
     gains: dict[str, Gain] = field(default_factory=dict)
     costs: dict[str, NetworkCost] = field(default_factory=dict)
+    margins: dict[str, float] = field(default_factory=dict)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON."""
         values = asdict(self) | {"advice": [*self.advice], "alarms": [*self.alarms]}
-        for name in ("gains", "costs"):
+        for name in ("gains", "costs", "margins"):
             if not values[name]:
                 del values[name]
         return values
@@ -99,6 +102,7 @@ class RunVerdict:
             tuple(map(str, stored["alarms"])),
             {str(name): Gain.from_dict(values) for name, values in stored.get("gains", {}).items()},
             {str(name): NetworkCost.from_dict(values) for name, values in stored.get("costs", {}).items()},
+            _figures(stored.get("margins", {})),
         )
 
     def lines(self) -> list[str]:
@@ -159,6 +163,7 @@ class RunFigures:
         active: names of the alarms of its last epoch.
         adapted: what became of the network that it started from, where that was measured.
         costs: of the run's network and of its frozen teachers, which are among the references.
+        margins: see `RunVerdict`; of references that are not among them, shares of independent images say it.
     """
 
     recipe: Recipe
@@ -171,6 +176,7 @@ class RunFigures:
     active: Sequence[str] = ()
     adapted: Adapted | None = None
     costs: Mapping[str, NetworkCost] = field(default_factory=dict)
+    margins: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def decisive(self) -> str:
@@ -192,7 +198,9 @@ class RunFigures:
         return self.figures[self.decisive] - self.references[reference][self.decisive]
 
     def margin(self, reference: str) -> float:
-        """Points that a lead must exceed to be no accident of these images: 95 %, as if the two were independent."""
+        """Points that a lead must exceed to be no accident of these images: 95 %."""
+        if reference in self.margins:
+            return self.margins[reference]
         shares = (self.figures[self.decisive] / 100, self.references[reference][self.decisive] / 100)
         return 196 * math.sqrt(sum(share * (1 - share) for share in shares) / self.measured)
 
@@ -243,6 +251,7 @@ def judge_run(run: RunFigures) -> RunVerdict:
         tuple(_alarms(run)),
         gains,
         dict(run.costs),
+        dict(run.margins),
     )
 
 

@@ -54,7 +54,8 @@ def compare_results(
     Returns:
         {"first", "second", "images", "warnings", "figures"}, ready for JSON. Every figure has "first", "second" and
         "difference" (second minus first) in percent, its 95 % "interval", the images that only one has right (or
-        scores higher on), the "p_value", whether the difference is "real" at 5 %, and all that in "words".
+        scores higher on), the "p_value", the "test" and the sampling "unit" that it is over, whether the difference is
+        "real" at 5 %, and all that in "words".
 
     Raises:
         UserError: a file cannot be read, the test images differ, or a figure is in none or one of them.
@@ -126,7 +127,7 @@ def _differences(a: Result, b: Result, pairs: Sequence[tuple[str, str]]) -> list
 
 def _of_one_ledger(a: Result, b: Result) -> list[str]:
     """Lines of what was left out or doubted in both, or in one of them."""
-    lines = [result.ledger.lines() for result in (a, b)]
+    lines = [result.ledger_lines for result in (a, b)]
     both = [line for line in lines[0] if line in lines[1]]
     only = [
         f"{which} only: {line}"
@@ -178,6 +179,8 @@ def _to_dict(test: PairedTest) -> dict[str, Any]:
         "only_first_right": test.only_first,
         "only_second_right": test.only_second,
         "p_value": test.p_value,
+        "test": test.test,
+        "unit": test.unit,
         "real": real,
         "words": words,
     }

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol, TypeVar, runtime_checkable
 
 from excb.errors import UserError, nearest_name
+from excb.inference.basis import IMAGE
 
 T = TypeVar("T")
 
@@ -25,6 +26,7 @@ class PairedTest:
     only_second: int  # the same of the second
     p_value: float  # of the hypothesis that both are equally good; 1 of too few images
     test: str  # the name of the test
+    unit: str = IMAGE  # what it is over
 
 
 @runtime_checkable

@@ -10,7 +10,14 @@ import torch
 from torch import Tensor
 
 from excb.inference.accuracy import accuracy, accuracy_interval, difference_interval, discordant, mcnemar
-from excb.inference.means import mean_difference_interval, mean_interval, mean_percent, randomisation_test
+from excb.inference.basis import BOOTSTRAP, STUDENT, WILSON, Basis
+from excb.inference.means import (
+    counted,
+    mean_difference_interval,
+    mean_interval,
+    mean_percent,
+    randomisation_test,
+)
 from excb.inference.paired import PairedTest
 
 
@@ -22,6 +29,14 @@ def percent(scores: Tensor) -> float:
 def interval(scores: Tensor) -> tuple[float, float]:
     """The 95 % interval of `percent`, over the images."""
     return accuracy_interval(scores) if scores.dtype == torch.bool else mean_interval(scores)
+
+
+def basis(scores: Tensor) -> Basis:
+    """The basis of `interval`."""
+    if scores.dtype == torch.bool:
+        return WILSON
+    known = counted(scores)
+    return BOOTSTRAP if known.min() >= 0 and known.max() <= 1 else STUDENT
 
 
 def by_class(scores: Tensor, targets: Tensor, classes: Sequence[str]) -> dict[str, float | None]:

@@ -18,7 +18,7 @@ from excb.results import rules
 from excb.version import __version__
 
 SCHEMA = 2
-_LATER = ("claims", "references", "ledger")  # fields that older files of this schema lack
+_LATER = ("claims", "references", "ledger", "inference")  # fields that older files of this schema lack
 
 
 def environment() -> dict[str, Any]:
@@ -55,6 +55,8 @@ class Result:
     data: dict[str, Any]  # the image sets, with their hashes
     seconds: float  # wall time
     intervals: dict[str, tuple[float, float]] = field(default_factory=dict)  # 95 % intervals of figures, in percent
+    # What intervals are over and how they are made, by figure: "unit" and "method"; and why there is "none".
+    inference: dict[str, dict[str, str]] = field(default_factory=dict)
     # Percent by class name, for every top-1 figure; None for classes without test images.
     per_class: dict[str, dict[str, float | None]] = field(default_factory=dict)
     # What a reader of the figures must know, such as that a setting was chosen on the test images.
@@ -81,10 +83,16 @@ class Result:
     @property
     def remarks(self) -> list[str]:
         """All that a reader of the figures must know: the notes, and the lines of the ledger."""
-        return [*self.notes, *self.ledger.lines()]
+        return [*self.notes, *self.ledger_lines]
+
+    @property
+    def ledger_lines(self) -> list[str]:
+        """The lines of the ledger, and of that of the run which trained the checkpoint."""
+        trained_on = Ledger.from_dict(self.checkpoint.get("training_ledger") or {})
+        return [*self.ledger.lines(), *trained_on.of("the images of pretraining").lines()]
 
     def to_json(self) -> str:
-        """The result as indented JSON; without claims, references and ledger where it has none, as files of before."""
+        """The result as indented JSON, without those fields of `_LATER` that are empty, as files of before."""
         values = asdict(self) | {"ledger": self.ledger.to_dict()}
         values = {name: value for name, value in values.items() if name not in _LATER or value}
         return json.dumps(values | {"protocol_hash": self.protocol_hash}, indent=2, allow_nan=False)

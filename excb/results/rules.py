@@ -33,6 +33,7 @@ _checkpoint = _open(
         **dict.fromkeys(("epoch", "step"), optional(number)),
         "preprocessing": optional(table),
         "pretraining": optional(_pretraining),
+        "training_ledger": optional(ledger.RULE),
     }
 )
 _images = _open({"root": text, "fingerprint": text, "images": count})
@@ -47,6 +48,7 @@ _RESULT = _open(
         "checkpoint": _checkpoint,
         "data": _open({"train": _images, "test": _images, "classes": optional(count)}),
         "intervals": table_of(list_of(number, 2)),
+        "inference": table_of(table_of(text)),
         "per_class": table_of(table_of(optional(number))),
         "predictions": lambda value: None if value == {} or _predictions(value) is None else "",
         "claims": table_of(table),

@@ -7,6 +7,7 @@ from typing import Any
 from torch import Tensor
 
 from excb.inference.accuracy import difference_interval
+from excb.inference.halves import halved
 
 TARGET, SOURCE = "target", "source"  # images that a run is for, and those of what its start knew
 
@@ -45,9 +46,32 @@ class Gain:
         return f"95 %: {self.low:+.1f} to {self.high:+.1f}"
 
     @classmethod
-    def between(cls, before: Tensor, after: Tensor, *, figure: str, measured_on: str, tries: int = 1) -> "Gain":
-        """The gain between two readings' hits [N]. `tries` is the number of networks of which this one is the best."""
-        low, high = difference_interval(before, after, tries=tries)
+    def between(
+        cls,
+        before: Tensor,
+        after: Tensor,
+        *,
+        figure: str,
+        measured_on: str,
+        tries: int = 1,
+        halves: tuple[Tensor, Tensor] | None = None,
+    ) -> "Gain":
+        """The gain between two readings of the same images.
+
+        Args:
+            before: [N] bool, right answers.
+            after: [N] bool.
+            figure: in words.
+            measured_on: the images in words.
+            tries: number of networks of which this one is the best.
+            halves: both figures on random halves, [P] each, where images are each other's neighbours. The sampling unit
+                is then an image as query and neighbour, and otherwise as query alone.
+        """
+        ends = None
+        if halves is not None:
+            lead = float(after.double().mean() - before.double().mean())
+            ends = halved(lead, (halves[1] - halves[0]).numpy(), len(before)).interval(lowest=-1.0, tries=tries)
+        low, high = ends or difference_interval(before, after, tries=tries)
         start, now = (100 * float(hits.double().mean()) for hits in (before, after))
         return cls(figure, f"{len(before):,} {measured_on}", start, now, low, high)
 

@@ -19,6 +19,9 @@ from excb import seeding
 from excb.distributed.collectives import gather_objects, rank, run_on_rank0, world_size
 from excb.images.image_set import Images
 from excb.images.subset import Subset
+from excb.inference.estimate import Estimate
+from excb.inference.halves import DIVISIONS, enough, halved
+from excb.neighbours.halves import enough_neighbours, retrieval_on_halves, vote_on_halves
 from excb.neighbours.knn import top_accuracies, vote
 from excb.neighbours.nearest import nearest
 from excb.networks.backbone import uncompiled
@@ -44,16 +47,31 @@ class NetworkFigures:
         figures: in percent, but for the effective rank.
         decisive: name of the figure that says most: k-NN, or without labels retrieval.
         hits: [N] bool, of which images that figure counts.
+        halves: that figure on random halves of the images, the first minus the second, [P] shares of 1, where images
+            are each other's neighbours; see `excb.neighbours.halves`. None where nobody asked, or hits are independent.
     """
 
     figures: dict[str, float]
     decisive: str
     hits: Tensor
+    halves: Tensor | None = None
 
     @property
     def value(self) -> float:
         """The decisive figure."""
         return self.figures[self.decisive]
+
+    def lead_over(self, other: "NetworkFigures") -> Estimate:
+        """The decisive figure minus that of another network, as a share of 1, with its spread; of the same images."""
+        assert self.halves is not None
+        assert other.halves is not None
+        lead = (self.value - other.value) / 100
+        return halved(lead, (self.halves - other.halves).numpy(), len(self.hits))
+
+    def estimate(self) -> Estimate:
+        """The decisive figure, as a share of 1, with its spread."""
+        assert self.halves is not None
+        return halved(self.value / 100, self.halves.numpy(), len(self.hits))
 
 
 class SideBySide(nn.Module):
@@ -139,11 +157,12 @@ class Monitor:
         progress: Callable[[int], None] = lambda _done: None,
         *,
         agreed: Callable[[], bool] = lambda: False,
+        halves: bool = False,
     ) -> NetworkFigures:
-        """`measure`, with what the decisive figure counts image by image."""
+        """`measure`, with what the decisive figure counts image by image, and on `halves` where it is asked for."""
         with uncompiled(backbone):
             plain, augmented = self._both(backbone, self._recipe.views, None, progress, agreed)
-        return run_on_rank0(lambda: self._scored(plain, augmented))
+        return run_on_rank0(lambda: self._scored(plain, augmented, halves=halves))
 
     def compare(
         self,
@@ -152,8 +171,8 @@ class Monitor:
         *,
         transform: Preprocessing | None = None,
         agreed: Callable[[], bool] = lambda: False,
-    ) -> dict[str, dict[str, float]]:
-        """The figures of several networks on the same inputs, each of which is read once.
+    ) -> dict[str, NetworkFigures]:
+        """The figures of several networks on the same inputs, each of which is read once, with their halves.
 
         Args:
             networks: by name, each [B, 3, H, W] -> [B, D], in eval mode on the monitor's device; the first one has
@@ -163,7 +182,7 @@ class Monitor:
             agreed: as `measure`.
 
         Returns:
-            By name, what `measure` returns, without effective_rank and score.
+            By name, figures as `measure` returns them, without effective_rank and score.
 
         Raises:
             StoppedError: `agreed` returned True.
@@ -184,10 +203,10 @@ class Monitor:
                 eager.enter_context(uncompiled(network))
             plain, augmented = self._both(beside, views, transform, progress, agreed)
 
-        def figures() -> dict[str, dict[str, float]]:
+        def figures() -> dict[str, NetworkFigures]:
             parts = zip(plain.rows.split(beside.widths, 1), augmented.rows.split(beside.widths, 1), strict=True)
             return {
-                name: self._read(replace(plain, rows=rows), replace(augmented, rows=others)).figures
+                name: self._read(replace(plain, rows=rows), replace(augmented, rows=others), halves=True)
                 for name, (rows, others) in zip(networks, parts, strict=True)
             }
 
@@ -219,36 +238,42 @@ class Monitor:
         ):
             yield extract(network, inputs, device=self._device, workers=self._workers, progress=progress)
 
-    def _scored(self, plain: Features, augmented: Features) -> NetworkFigures:
-        rows, reading = plain.rows, self._read(plain, augmented)
+    def _scored(self, plain: Features, augmented: Features, *, halves: bool) -> NetworkFigures:
+        rows, reading = plain.rows, self._read(plain, augmented, halves=halves)
         figures = reading.figures
         rank = effective_rank(rows) if usable(rows) and usable(augmented.rows) else 0.0
         score = figures["neighbour_agreement"] * rank / max(1, rows.shape[1])
         return replace(reading, figures={"effective_rank": rank} | figures | {"score": figures.get("knn_top1", score)})
 
-    def _read(self, plain: Features, augmented: Features) -> NetworkFigures:
+    def _read(self, plain: Features, augmented: Features, *, halves: bool) -> NetworkFigures:
         rows = plain.rows
         labelled = self.images.labels is not None and self.images.classes is not None
         if not usable(rows) or not usable(augmented.rows):
             zeros = {"neighbour_agreement": 0.0, "instance_retrieval": 0.0} | ({"knn_top1": 0.0} if labelled else {})
-            return NetworkFigures(
-                zeros, "knn_top1" if labelled else "instance_retrieval", torch.zeros(len(rows)).bool()
-            )
+            decisive, none = "knn_top1" if labelled else "instance_retrieval", torch.zeros(DIVISIONS)
+            return NetworkFigures(zeros, decisive, torch.zeros(len(rows)).bool(), none.double() if halves else None)
         k = min(self._recipe.monitor.k, len(rows) - 1)
-        neighbours = nearest(rows, rows, k, exclude_self=True)
+        wanted = max(k, enough_neighbours(k, len(rows))) if halves and labelled else k
+        neighbours = nearest(rows, rows, wanted, exclude_self=True)
         others = nearest(augmented.rows, augmented.rows, k, exclude_self=True)
-        hits = retrieved(rows, augmented.rows)
+        nearest_images = nearest(rows, augmented.rows, min(enough(1), len(rows)) if halves else 1).indices
+        hits = retrieved(nearest_images)
         figures = {
-            "neighbour_agreement": 100 * shared(neighbours.indices, others.indices),
+            "neighbour_agreement": 100 * shared(neighbours.indices[:, :k], others.indices),
             "instance_retrieval": 100 * float(hits.double().mean()),
         }
         if self.images.labels is None or self.images.classes is None:
-            return NetworkFigures(figures, "instance_retrieval", hits)
+            of_halves = torch.from_numpy(retrieval_on_halves(nearest_images)) if halves else None
+            return NetworkFigures(figures, "instance_retrieval", hits, of_halves)
         labels = torch.from_numpy(self.images.labels)[plain.samples]
         classes = len(self.images.classes)
         votes = vote(neighbours, labels, ks=[k], temperatures=[KNN_TEMPERATURE], classes=classes)
         figures["knn_top1"] = top_accuracies(votes[k, KNN_TEMPERATURE], labels)[0]
-        return NetworkFigures(figures, "knn_top1", votes[k, KNN_TEMPERATURE].top1 == labels)
+        of_votes = None
+        if halves:
+            differences = vote_on_halves(neighbours, labels, k=k, temperature=KNN_TEMPERATURE, classes=classes)
+            of_votes = torch.from_numpy(differences)
+        return NetworkFigures(figures, "knn_top1", votes[k, KNN_TEMPERATURE].top1 == labels, of_votes)
 
 
 def gather_features(features: Features) -> Features:
@@ -279,11 +304,10 @@ def shared(first: Tensor, second: Tensor) -> float:
     return float((first[:, :, None] == second[:, None, :]).any(2).double().mean())
 
 
-def retrieved(images: Tensor, views: Tensor) -> Tensor:
-    """Whether the image nearest to each view, by cosine, is its own, [N] bool; chance is 1 / N.
+def retrieved(nearest_images: Tensor) -> Tensor:
+    """Whether the image nearest to each view is its own, [N] bool; chance is 1 / N.
 
     Args:
-        images: [N, D] features of the images.
-        views: [N, D] features of a view of each, in the same order.
+        nearest_images: [N, M] indices of the images nearest to each view, the nearest first.
     """
-    return nearest(images, views, 1).indices[:, 0] == torch.arange(len(images))
+    return nearest_images[:, 0] == torch.arange(len(nearest_images))

@@ -97,6 +97,7 @@ class FolderProbe:
         progress: Callable[[int], None] = lambda _done: None,
         *,
         agreed: Callable[[], bool] = lambda: False,
+        halves: bool = False,
     ) -> NetworkFigures:
         """Measure; the backbone's state is untouched. Arguments and exceptions as in `Monitor.measure`.
 
@@ -104,13 +105,13 @@ class FolderProbe:
             The reading of one figure, whose name begins with the probe's.
         """
         if self._monitor is not None:
-            reading = self._monitor.read(backbone, progress, agreed=agreed)
+            reading = self._monitor.read(backbone, progress, agreed=agreed, halves=halves)
         else:
             with uncompiled(backbone):
                 bank, queries = self._features(backbone, progress, agreed)
             reading = run_on_rank0(lambda: self._knn(bank, queries))
         name = f"{self.name}_{reading.decisive}"
-        return NetworkFigures({name: reading.value}, name, reading.hits)
+        return NetworkFigures({name: reading.value}, name, reading.hits, reading.halves)
 
     def _mine(self, images: Images) -> range:
         return range(rank(), len(images), world_size())

@@ -9,6 +9,7 @@ from typing import Any
 from excb.console import duration
 from excb.files.csv_text import csv_table
 from excb.files.markdown import markdown_table
+from excb.inference.estimate import Estimate
 
 from .studies import Study, StudyCell
 
@@ -52,10 +53,7 @@ class Spread:
     @property
     def interval(self) -> float:
         """Half the width of the 95 % interval of the mean, by Student's t; NaN with one value."""
-        from scipy.stats import t
-
-        number = len(self.values)
-        return float(t.ppf(0.975, number - 1) * self.deviation / math.sqrt(number)) if number > 1 else math.nan
+        return Estimate.of_mean(self.values).margin()
 
     def text(self, decimals: int) -> str:
         """As "37.70 ± 0.41"."""

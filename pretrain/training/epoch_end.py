@@ -1,6 +1,9 @@
 """The end of an epoch: its statistics, the monitor's figures when they are due, alarms, and the best epoch so far."""
 
+from collections.abc import Mapping
 from typing import Any
+
+from torch import Tensor
 
 from excb.console import Reporter
 from excb.distributed.signals import StopRequest
@@ -55,13 +58,13 @@ class EpochEnd:
         """Measure the network that the run starts from, as epoch 0; whether the run was asked to stop meanwhile."""
         progress = self._state.progress
         try:
-            figures, readings = self._measure("the start", stop)
+            figures, readings = self._measure("the start", stop, halves=True)
         except MeasurementStoppedError:
             return True
         progress.start = {"epoch": 0} | figures
         progress.best = {"step": 0} | progress.start
-        for name, reading in readings.items():
-            progress.hits |= {f"start_{name}": reading.hits, f"best_{name}": reading.hits}
+        for moment in ("start", "best"):
+            progress.hits |= _right_answers(readings, moment)
         self.write_start(journal)
         return False
 
@@ -90,7 +93,7 @@ class EpochEnd:
         changed = progress.start is None or epoch > recipe.adapt.warmup_epochs
         if last or (changed and epoch % recipe.monitor.every_epochs == 0):
             try:
-                measured, readings = self._measure(f"epoch {epoch}", stop)
+                measured, readings = self._measure(f"epoch {epoch}", stop, halves=progress.start is not None)
             except MeasurementStoppedError:
                 return False, True
             figures |= measured
@@ -122,12 +125,14 @@ class EpochEnd:
             return
         progress.measurements += 1
         if better:
-            progress.hits |= {f"best_{name}": reading.hits for name, reading in readings.items()}
+            progress.hits |= _right_answers(readings, "best")
         progress.losing = 0 if better else progress.losing + 1
         if adapt.patience is not None and progress.losing >= adapt.patience and not last:
             progress.ended = f"{progress.losing} measurements in a row brought nothing better (adapt.patience)"
 
-    def _measure(self, what: str, stop: StopRequest) -> tuple[dict[str, float], dict[str, NetworkFigures]]:
+    def _measure(
+        self, what: str, stop: StopRequest, *, halves: bool
+    ) -> tuple[dict[str, float], dict[str, NetworkFigures]]:
         """All figures, and the readings of target and source; StoppedError if the run was asked to stop.
 
         The score that selects the best epoch is the target's figure, or in runs that have no target the monitor's.
@@ -141,11 +146,18 @@ class EpochEnd:
                 if stop.received is not None:
                     raise MeasurementStoppedError
 
-            readings = {TARGET: self.monitor.read(backbone, advance, agreed=stop.agreed)}
+            readings = {TARGET: self.monitor.read(backbone, advance, agreed=stop.agreed, halves=halves)}
             figures = dict(readings[TARGET].figures)
             for name, probe in self.probes.items():
-                readings[name] = probe.read(backbone, advance, agreed=stop.agreed)
+                readings[name] = probe.read(backbone, advance, agreed=stop.agreed, halves=halves)
                 figures |= readings[name].figures
         if TARGET in self.probes or self._state.recipe.measures_start:
             figures["score"] = readings[TARGET].value
         return figures, readings
+
+
+def _right_answers(readings: Mapping[str, NetworkFigures], moment: str) -> dict[str, Tensor]:
+    """What a checkpoint keeps of readings at the start or in the best epoch: right answers, and halves of them."""
+    kept = {f"{moment}_{name}": reading.hits for name, reading in readings.items()}
+    halves = {f"{moment}_{name}_halves": reading.halves for name, reading in readings.items()}
+    return kept | {name: differences for name, differences in halves.items() if differences is not None}

@@ -1,5 +1,6 @@
 """The end of a run: references measured once, on the monitor's images, and the verdict that follows from them."""
 
+import math
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -25,7 +26,7 @@ from excb.references.untrained import estimate_batchnorm, evenly_spread
 
 from ..initialise import build_model, start_from
 from ..run.gain import SOURCE, TARGET, Adapted, Gain
-from ..run.monitor import MeasurementStoppedError, Monitor
+from ..run.monitor import MeasurementStoppedError, Monitor, NetworkFigures
 from ..run.taught import NetworkCost, measure_cost
 from ..verdict import FIGURES, GUESSING, PATCHES, RUN, START, TITLES, TWIN, RunFigures, RunVerdict, guessing, judge_run
 from .epoch_end import EpochEnd
@@ -72,7 +73,7 @@ def verdict(
     Raises:
         StoppedError: the run was asked to stop meanwhile; nothing has changed.
     """
-    known = run_on_rank0(lambda: _known(folder, state.progress.step))
+    known, margins = run_on_rank0(lambda: _known(folder, state.progress.step))
     compare = _Comparison(state, measured.monitor, reporter, stop, folder)
     if RUN not in known:
         known = compare.usual()
@@ -84,11 +85,18 @@ def verdict(
         path = f"./{name}" if name in (RUN, *TITLES) else name  # a folder may have the name of a reference
         if path not in known:
             known |= compare.with_checkpoint(path)
-    return None if folder is None else _judged(state, measured, known, folder, costs)
+    margins = margins | compare.margins
+    return None if folder is None else _judged(state, measured, known, folder, costs=costs, margins=margins)
 
 
 def _judged(
-    state: RunState, measured: EpochEnd, known: Figures, folder: Path, costs: Mapping[str, NetworkCost]
+    state: RunState,
+    measured: EpochEnd,
+    known: Figures,
+    folder: Path,
+    *,
+    costs: Mapping[str, NetworkCost],
+    margins: Mapping[str, float],
 ) -> RunVerdict:
     lines = read_metrics(folder)
     alarms = [line for line in lines if line["kind"] == "alarm" and line["step"] <= state.progress.step]
@@ -103,6 +111,7 @@ def _judged(
         active=list(state.progress.health.get("ringing", [])),
         adapted=_adapted(state, measured),
         costs=costs,
+        margins=margins,
     )
     return judge_run(run)
 
@@ -121,22 +130,30 @@ def _adapted(state: RunState, measured: EpochEnd) -> Adapted | None:
         figure = next(each for each in FIGURES if (f"{name}_{each}" if probe is not None else each) in progress.best)
         # Only the target's figure chose the best of several networks.
         tries = progress.measurements if name == TARGET else 1
-        gains[name] = Gain.between(before, after, figure=FIGURES[figure], measured_on=on, tries=tries)
+        halves = [progress.hits.get(f"{moment}_{name}_halves") for moment in ("start", "best")]
+        gains[name] = Gain.between(
+            before,
+            after,
+            figure=FIGURES[figure],
+            measured_on=on,
+            tries=tries,
+            halves=None if halves[0] is None or halves[1] is None else (halves[0], halves[1]),
+        )
     best = progress.best
     return Adapted(gains, best["epoch"], best["step"], progress.measurements, progress.ended)
 
 
-def _known(folder: Path | None, step: int) -> Figures:
-    """Figures of the run's report, if it is of this step; empty where there is none."""
+def _known(folder: Path | None, step: int) -> tuple[Figures, dict[str, float]]:
+    """Figures and margins of the run's report, if it is of this step; empty where there is none."""
     assert folder is not None
     try:
         report = json_text.parse((folder / REPORT).read_bytes())
         if report["steps"] != step:
-            return {}
+            return {}, {}
         stored = RunVerdict.from_dict(report["verdict"])
     except (OSError, ValueError, LookupError, TypeError, AttributeError):
-        return {}  # of a version without verdicts, or changed by hand: measured anew
-    return {RUN: stored.figures} | stored.references
+        return {}, {}  # of a version without verdicts, or changed by hand: measured anew
+    return {RUN: stored.figures} | stored.references, stored.margins
 
 
 class _Comparison:
@@ -147,6 +164,8 @@ class _Comparison:
     ) -> None:
         self._state, self._monitor, self._reporter, self._stop = state, monitor, reporter, stop
         self._folder = folder
+        self._run: NetworkFigures | None = None
+        self.margins: dict[str, float] = {}  # points that a lead over a reference must exceed, by its name
         self._device = state.trainer.device
 
     def usual(self) -> Figures:
@@ -202,7 +221,16 @@ class _Comparison:
                     raise MeasurementStoppedError
 
             measured = self._monitor.compare(networks, advance, transform=transform, agreed=self._stop.agreed)
-        return {name: {each: round(value, 2) for each, value in figures.items()} for name, figures in measured.items()}
+        self._run = measured.get(RUN, self._run)
+        if (run := self._run) is not None:
+            leads = {name: run.lead_over(each) for name, each in measured.items() if name != RUN}
+            leads |= {GUESSING: run.estimate()} if RUN in measured else {}  # a guess has no spread
+            points = {name: round(100 * lead.margin(), 2) for name, lead in leads.items()}
+            self.margins |= {name: each for name, each in points.items() if not math.isnan(each)}
+        return {
+            name: {each: round(value, 2) for each, value in reading.figures.items()}
+            for name, reading in measured.items()
+        }
 
     def _judged_network(self) -> nn.Module:
         """The network that the run has come to: that of its best epoch, where it is compared with its start."""

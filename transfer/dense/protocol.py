@@ -10,6 +10,7 @@ from torch import Tensor
 
 from excb.console import Reporter
 from excb.distributed.collectives import rank
+from excb.inference.basis import JACKKNIFE, stated
 from excb.networks.backbone import weights_hash
 from excb.references.guessing import MAJORITY
 from excb.results.result import Result, interval_text
@@ -163,6 +164,10 @@ def _result(
         for name, value in majority.items()
         if figures[name] < value
     ]
+    spreads = {
+        figure_name(run, measure): area_spread(seeds, measure) for run, seeds in areas.items() for measure in MEASURES
+    }
+    intervals = {name: ends for name, spread in spreads.items() if (ends := spread.interval()) is not None}
     return Result(
         protocol="dense",
         figures=figures,
@@ -171,12 +176,8 @@ def _result(
         data=described["data"],
         ledger=described["ledger"],
         seconds=round(seconds, 1),
-        intervals={
-            figure_name(run, measure): ends
-            for run, seeds in areas.items()
-            for measure in MEASURES
-            if (ends := area_spread(seeds, measure).interval()) is not None
-        },
+        intervals=intervals,
+        inference=stated(dict.fromkeys(spreads, JACKKNIFE), intervals),
         per_class={figure_name(run, "miou"): _by_class(seeds, task.test.classes) for run, seeds in areas.items()},
         notes=[*notes, *random, *below],
         references={MAJORITY: majority},

@@ -18,6 +18,7 @@ from excb.distributed.collectives import all_succeed, run_on_rank0
 from excb.errors import UserError
 from excb.images.image_set import Images
 from excb.images.subset import Subset
+from excb.inference.basis import BOOTSTRAP
 from excb.inference.means import mean_interval
 from excb.results.result import Result, interval_text
 
@@ -232,7 +233,7 @@ def _which(settings: Settings, images: int) -> str:
 
 def _average(result: Result, predictions: Predictions, name: str, seeds: Sequence[int]) -> Result:
     """Put means over seeds, with intervals, in the place of the first seed's figures, and add the spread."""
-    figures, intervals = dict(result.figures), dict(result.intervals)
+    figures, intervals, inference = dict(result.figures), dict(result.intervals), dict(result.inference)
     for top in (1, 5):
         hits = predictions.hits(within=top)
         names = [f"{name}_top{top}_seed{seed}" for seed in seeds]
@@ -240,7 +241,8 @@ def _average(result: Result, predictions: Predictions, name: str, seeds: Sequenc
         figures[f"{name}_top{top}"] = round(statistics.fmean(values), 4)
         figures[f"{name}_top{top}_sd"] = round(statistics.stdev(values), 4)
         intervals[f"{name}_top{top}"] = mean_interval(torch.stack([hits[each] for each in names]).double().mean(0))
-    return replace(result, figures=figures, intervals=intervals)
+        inference[f"{name}_top{top}"] = BOOTSTRAP.to_dict()  # over images, of these trainings
+    return replace(result, figures=figures, intervals=intervals, inference=inference)
 
 
 def _show(result: Result, name: str, seeds: Sequence[int], images: int, reporter: Reporter) -> None:

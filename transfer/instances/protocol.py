@@ -12,6 +12,7 @@ from torch import Tensor
 from excb.console import Reporter
 from excb.distributed.collectives import all_succeed, gather_objects, rank, world_size
 from excb.inference import statistics
+from excb.inference.basis import JACKKNIFE, stated
 from excb.neighbours.nearest import nearest
 from excb.neighbours.unit_rows import Rows
 from excb.networks.backbone import weights_hash
@@ -27,6 +28,7 @@ from .scores import PRECISION, Candidates, InstanceMeasurements, precision_at, t
 from .setup import InstanceTask
 
 KS = (1, 5, 10)  # of mP@k, as ROxford reports it
+_QUERY = "query"  # the unit of all intervals; the gallery is taken as given
 _MOST_GROUPS = 24  # rows of the table in a terminal
 MICRO, RECALL = "copies_muAP", f"copies_recall_at_p{round(100 * PRECISION)}"
 
@@ -144,7 +146,9 @@ def _result(task: InstanceTask, options: InstanceOptions, measured: InstanceMeas
     scored, described = measured.scored, task.describe()
     copies, scores = task.instances.family == "copies", scored.scores()
     intervals = {name: statistics.interval(each) for name, each in scores.items()}
+    bases = {name: statistics.basis(each)._replace(unit=_QUERY) for name, each in scores.items()}
     if copies:
+        bases |= dict.fromkeys((MICRO, RECALL), JACKKNIFE._replace(unit=_QUERY))
         spreads = zip((MICRO, RECALL), measured.candidates.spreads(), strict=True)
         intervals |= {name: ends for name, spread in spreads if (ends := spread.interval()) is not None}
     grouped = [name for name in scores if "_mAP" in name] if copies else scored.main
@@ -157,6 +161,7 @@ def _result(task: InstanceTask, options: InstanceOptions, measured: InstanceMeas
         ledger=described["ledger"],
         seconds=round(seconds, 1),
         intervals=intervals,
+        inference=stated(bases, intervals),
         per_class={name: statistics.by_class(scores[name], scored.targets, scored.classes) for name in grouped},
         notes=_notes(task, measured),
     )

@@ -11,7 +11,7 @@ import torch
 from excb.console import Reporter
 from excb.distributed.collectives import all_succeed
 from excb.errors import UserError
-from excb.inference import means
+from excb.inference import accuracy
 from excb.results.result import Result, interval_text
 
 from ..features.parts import GEM_POWER, Part, PartRows, Shapes
@@ -191,11 +191,11 @@ def _difference(best: Judged, predictions: Predictions) -> str:
     if best.cell.pooling == DEFAULT:
         return "the held-out images choose what the backbone itself returns: both figures are the same"
     hits = predictions.hits(within=1)
-    difference = hits[FIGURE.format("top1")].to(torch.float64) - hits[BESIDE.format("top1")].to(torch.float64)
-    low, high = means.mean_difference_interval(difference)
+    beside, chosen = hits[BESIDE.format("top1")], hits[FIGURE.format("top1")]
+    low, high = accuracy.difference_interval(beside, chosen)
     return (
         f"{best.cell.text} is chosen on {best.images:,} held-out train images; on the test images it is "
-        f"{100 * float(difference.mean()):+.2f} points from what the backbone itself returns "
+        f"{accuracy.accuracy(chosen) - accuracy.accuracy(beside):+.2f} points from what the backbone itself returns "
         f"(95 %: {low:+.2f} to {high:+.2f}, paired)"
     )
 

@@ -151,6 +151,7 @@ def _result(task: Task, scores: dict[str, Tensor], calibration: Calibration, *, 
         protocol="overlap",
         figures={name: round(statistics.percent(each), 4) for name, each in scores.items()},
         intervals={name: statistics.interval(each) for name, each in scores.items()},
+        inference={name: statistics.basis(each).to_dict() for name, each in scores.items()},
         settings={
             "cosine": calibration.thresholds.get("features"),
             "bits": bits_of(calibration.thresholds["hash"]),

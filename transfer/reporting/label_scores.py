@@ -10,6 +10,7 @@ from safetensors import SafetensorError
 from safetensors.numpy import load, save
 
 from excb.errors import UserError
+from excb.inference.basis import JACKKNIFE, stated
 from excb.inference.paired import Paired, PairedTest, of_figure
 from excb.networks.backbone import weights_hash
 from excb.references.guessing import MAJORITY
@@ -186,6 +187,7 @@ def report_label_scores(
         ledger=described["ledger"],
         seconds=round(seconds, 1),
         intervals=intervals,
+        inference=stated(dict.fromkeys(figures, JACKKNIFE), intervals),
         per_class=scored.by_class(),
         notes=[*notes, *own],
         references={MAJORITY: scored.guesses()},

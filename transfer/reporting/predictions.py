@@ -18,13 +18,16 @@ from torch import Tensor
 from excb.errors import UserError
 from excb.files import npy
 from excb.inference import accuracy, statistics
+from excb.inference.basis import EFFECTS, HALVES, Basis
+from excb.inference.estimate import Estimate
 from excb.inference.galleries import GalleryScores
+from excb.inference.halves import DIVISIONS, halved
 from excb.inference.paired import Paired, PairedTest, of_figure
 
 from ..task import Task
 from . import confusion
 
-_EFFECTS, _SHARED = "gallery:", "shared_gallery"  # arrays beside the scores of rankings
+_EFFECTS, _HALVES, _SHARED = "gallery:", "halves:", "shared_gallery"  # arrays beside the scores of rankings
 
 
 @dataclass(frozen=True)
@@ -92,6 +95,10 @@ class Scored(Paired):
     def intervals(self) -> dict[str, tuple[float, float]]:
         """The 95 % interval of every figure that has one, in percent."""
         return {name: statistics.interval(each) for name, each in self.scores().items()}
+
+    def bases(self) -> dict[str, Basis]:
+        """What the intervals are over, and how they are made, by figure."""
+        return {name: statistics.basis(each) for name, each in self.scores().items()}
 
     def columns(self, figure: str) -> dict[str, list[Any]]:
         """See `PerImage.columns`."""
@@ -195,10 +202,12 @@ class ImageScores(Scored):
         values: [Q] float64 by figure, 0 to 1 where the figure is in percent; NaN of images that do not count. The
             first figure is the main one.
         gallery: [G] float64 by figure, of rankings: the sum of its scores minus what it is without each gallery image.
+        halves: of recall on random halves of queries and gallery, the first minus the second, [P] float64 by figure.
         shared_gallery: whether the gallery holds the queries themselves, in their order.
     """
 
     gallery: dict[str, Tensor] = field(default_factory=dict)
+    halves: dict[str, Tensor] = field(default_factory=dict)
     shared_gallery: bool = False
 
     def __post_init__(self) -> None:
@@ -215,6 +224,9 @@ class ImageScores(Scored):
             _require(bool(effects.isfinite().all()), f"finite effects on {name}")
             fits = not self.shared_gallery or len(effects) == len(self.targets)
             _require(fits, f"an effect of each image on {name}")
+        for name, differences in self.halves.items():
+            fits = name in self.values and differences.dtype == torch.float64 and differences.shape == (DIVISIONS,)
+            _require(fits and bool(self.gallery), f"{DIVISIONS} differences of halves in {name}")
 
     def scores(self) -> dict[str, Tensor]:
         """The scores as they are."""
@@ -223,31 +235,61 @@ class ImageScores(Scored):
     def intervals(self) -> dict[str, tuple[float, float]]:
         """See `Scored.intervals`; of rankings over queries and gallery."""
         intervals = super().intervals()
-        for name in self.gallery:
+        for name in self.gallery | self.halves:
             del intervals[name]
-            if (ends := self._over_gallery(name).spread().interval()) is not None:
+            if (ends := self._over_gallery(name).interval()) is not None:
                 intervals[name] = ends
         return intervals
+
+    def bases(self) -> dict[str, Basis]:
+        """See `Scored.bases`."""
+        return super().bases() | dict.fromkeys(self.gallery, EFFECTS) | dict.fromkeys(self.halves, HALVES)
 
     def compared(self, figure: str, other: "Scored", other_figure: str) -> PairedTest:
         """See `statistics.compared`; of rankings the interval and the p-value are over queries and gallery."""
         test = super().compared(figure, other, other_figure)
         if not isinstance(other, ImageScores) or not self._same_gallery(figure, other, other_figure):
             return test
-        lead = other._over_gallery(other_figure).lead_over(self._over_gallery(figure))
-        return replace(test, interval=lead.interval(lowest=-1.0), p_value=lead.p_value(), test="jackknife")
+        lead = self._lead(figure, other, other_figure)
+        basis = HALVES if figure in self.halves else EFFECTS
+        return replace(
+            test, interval=lead.interval(lowest=-1.0), p_value=lead.p_value(), test=basis.method, unit=basis.unit
+        )
 
     def _same_gallery(self, figure: str, other: "ImageScores", other_figure: str) -> bool:
-        one, two = self.gallery.get(figure), other.gallery.get(other_figure)
-        known = one is not None and two is not None and len(one) == len(two)
-        return known and self.shared_gallery == other.shared_gallery
+        """Whether two figures are of queries and a gallery that a paired test can be over."""
+        one, two = (each.gallery.keys() | each.halves.keys() for each in (self, other))
+        alike = (figure in self.halves) == (other_figure in other.halves)
+        if figure not in one or other_figure not in two or not alike or self.shared_gallery != other.shared_gallery:
+            return False
+        return self._gallery_images == other._gallery_images
 
-    def _over_gallery(self, figure: str) -> GalleryScores:
-        effects = self.gallery[figure].numpy()
-        return GalleryScores(self.values[figure].cpu().numpy(), effects, self.shared_gallery)
+    @property
+    def _gallery_images(self) -> int:
+        return len(next(iter(self.gallery.values())))
+
+    def _over_gallery(self, figure: str) -> Estimate:
+        if figure in self.gallery:
+            return self._effects(figure).spread()
+        images = min(self._gallery_images, int((~self.values[figure].isnan()).sum()))
+        return halved(float(self.values[figure].nanmean()), self.halves[figure].numpy(), images)
+
+    def _lead(self, figure: str, other: "ImageScores", other_figure: str) -> Estimate:
+        """The other's figure minus this one."""
+        if figure in self.gallery:
+            return other._effects(other_figure).lead_over(self._effects(figure))
+        lead = other.values[other_figure] - self.values[figure]
+        images = min(self._gallery_images, int((~lead.isnan()).sum()))
+        return halved(float(lead.nanmean()), other.halves[other_figure].numpy() - self.halves[figure].numpy(), images)
+
+    def _effects(self, figure: str) -> GalleryScores:
+        return GalleryScores(
+            self.values[figure].cpu().numpy(), self.gallery[figure].numpy(), shared=self.shared_gallery
+        )
 
     def _more(self) -> dict[str, np.ndarray]:
         effects = {_EFFECTS + name: each.numpy() for name, each in self.gallery.items()}
+        effects |= {_HALVES + name: each.numpy() for name, each in self.halves.items()}
         return effects | ({_SHARED: np.array(self.shared_gallery)} if effects else {})
 
     @property
@@ -272,13 +314,15 @@ def unpack_predictions(packed: bytes) -> Predictions | ImageScores:
     _require(all(texts.ndim == 1 and texts.dtype.kind == "U" for texts in (names, classes)), "names as text")
     shared = values.pop(_SHARED, np.array(False))
     tensors = {name: torch.from_numpy(each) for name, each in values.items()}
-    of_gallery = {name: tensors.pop(name) for name in list(tensors) if name.startswith(_EFFECTS)}
+    effects, halves = (
+        {name.removeprefix(start): tensors.pop(name) for name in list(tensors) if name.startswith(start)}
+        for start in (_EFFECTS, _HALVES)
+    )
     what = torch.from_numpy(targets), names.tolist(), tuple(classes.tolist()), tensors
     if any(each.dtype != torch.float64 for each in tensors.values()):
         return Predictions(*what)
     _require(shared.dtype == bool and shared.ndim == 0, "whether the gallery holds the queries")
-    effects = {name.removeprefix(_EFFECTS): each for name, each in of_gallery.items()}
-    return ImageScores(*what, effects, bool(shared))
+    return ImageScores(*what, effects, halves, bool(shared))
 
 
 def _indices(values: Tensor, count: int) -> bool:

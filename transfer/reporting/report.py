@@ -11,6 +11,7 @@ from excb.errors import UserError
 from excb.files import npy
 from excb.files.atomic import write_bytes, write_text
 from excb.inference import statistics
+from excb.inference.basis import stated
 from excb.inference.paired import Paired
 from excb.networks.backbone import weights_hash
 from excb.results.result import Result
@@ -54,7 +55,8 @@ def make_result(
         data=described["data"],
         ledger=described["ledger"] + nearly_by_chance(guessing),
         seconds=round(seconds, 1),
-        intervals=scored.intervals(),
+        intervals=(intervals := scored.intervals()),
+        inference=stated(scored.bases(), intervals),
         per_class={name: statistics.by_class(scores[name], scored.targets, scored.classes) for name in scored.main},
         notes=[*(task.unknown_notes() if isinstance(scored, Predictions) else []), *notes, *_untrained_note(task)],
         references=guessing | {name: dict(values) for name, values in (references or {}).items()},

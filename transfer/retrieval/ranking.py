@@ -14,6 +14,7 @@ from excb.neighbours.tiling import spans
 from excb.neighbours.unit_rows import UnitRows
 
 from .effects import GalleryEffects
+from .halves import HalvesRecall
 
 _BLOCK = 2**23  # most similarities of a block of queries: 64 MiB, and three times as much to sort them
 _TILE = 2**21  # most elements of a tile of the gallery, and of its similarities
@@ -28,6 +29,8 @@ def relevant_ranks(
     *,
     device: torch.device,
     effects: GalleryEffects | None = None,
+    halves: HalvesRecall | None = None,
+    first: int = 0,
     progress: Callable[[int], None] = lambda _queries: None,
 ) -> list[np.ndarray]:
     """Where the images of each query's class stand when the gallery is ranked by similarity to it.
@@ -43,6 +46,8 @@ def relevant_ranks(
         own: [Q] rows of the gallery that are the queries themselves, and are left out of their rankings.
         device: where to compute.
         effects: counts what each gallery image does to the scores.
+        halves: counts recall on halves.
+        first: number of the first of the queries, for `halves`.
         progress: called with the number of queries that are done.
 
     Returns:
@@ -63,6 +68,9 @@ def relevant_ranks(
         if effects is not None:
             for images, row in zip(order.cpu().numpy(), relevant.cpu().numpy(), strict=True):
                 effects.add(images, row)
+        if halves is not None:
+            near, there = (each[:, : halves.nearest].cpu().numpy() for each in (order, relevant))
+            halves.add(first + block.start, near, there)
         progress(len(similarities))
     return ranks
 

@@ -3,7 +3,6 @@
 Letters: N train images, Q test images, D feature width, C classes.
 """
 
-import math
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -11,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from excb.inference.estimate import Estimate
 from excb.seeding import Purpose, generator
 
 
@@ -59,10 +59,6 @@ def episodes(
     return accuracies
 
 
-def episode_interval(figures: np.ndarray) -> tuple[float, float]:
-    """Student's 95 % interval of the mean over episodes; of one episode it has no width."""
-    from scipy.stats import t
-
-    mean, count = float(figures.mean()), len(figures)
-    half = 0.0 if count == 1 else float(t.ppf(0.975, count - 1) * figures.std(ddof=1)) / math.sqrt(count)
-    return mean - half, mean + half
+def episode_interval(figures: np.ndarray) -> tuple[float, float] | None:
+    """Student's 95 % interval of the mean over episodes, in percent as they are; None of one episode."""
+    return Estimate.of_mean(figures / 100).interval()

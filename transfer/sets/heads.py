@@ -11,6 +11,7 @@ from torch import Tensor
 
 from excb.console import Reporter
 from excb.files import npy
+from excb.inference.basis import OVER_EPISODES, stated
 from excb.neighbours.knn import vote, vote_on_labels
 from excb.neighbours.nearest import nearest
 
@@ -63,6 +64,7 @@ class SetMeasurements:
     chosen: dict[str, Any]  # how the strength of the penalty was chosen
     targets: np.ndarray  # of the test images, as `metrics.Metric` takes them
     answers: Mapping[str, np.ndarray] = field(default_factory=dict)  # by head, likewise
+    inference: Mapping[str, dict[str, str]] = field(default_factory=dict)  # the basis of the intervals, by head
 
     def pack(self) -> bytes:
         """The bytes of an .npz file with targets and answers."""
@@ -116,7 +118,7 @@ def measure_set(
     intervals = {head: ends for head, each in answers.items() if (ends := metric.interval(each, test)) is not None}
     if not metric.label_sets and options.shots:
         with reporter.progress("episodes", options.episodes) as bar:
-            accuracies = episodes(
+            by_shots = episodes(
                 rows,
                 train,
                 queries,
@@ -126,19 +128,16 @@ def measure_set(
                 device=device,
                 progress=bar.advance,
             )
-        figures |= {f"shot{n}": float(each.mean()) for n, each in accuracies.items()}
-        intervals |= {f"shot{n}": _percentages(episode_interval(each)) for n, each in accuracies.items()}
+        accuracies = {f"shot{n}": each for n, each in by_shots.items()}
+        figures |= {name: float(each.mean()) for name, each in accuracies.items()}
+        intervals |= {name: ends for name, each in accuracies.items() if (ends := episode_interval(each)) is not None}
+    bases = {head: metric.basis if head in answers else OVER_EPISODES for head in figures}
     majority = dict.fromkeys(figures, metric.majority(train, test))
     how = {"C": fitted.C, "held_out": {f"{C:g}": judged[0] for C, judged in fitted.sweep.items()}}
-    return SetMeasurements(figures, intervals, majority, how, test, answers)
+    return SetMeasurements(figures, intervals, majority, how, test, answers, stated(bases, intervals))
 
 
 def _targets(images: Any) -> np.ndarray:
     """Class indices [N], or sets of labels [N, C]."""
     targets: np.ndarray = images.targets if isinstance(images, MultiLabelImages) else images.labels
     return targets
-
-
-def _percentages(ends: tuple[float, float]) -> tuple[float, float]:
-    """An interval without what no figure can be."""
-    return max(ends[0], 0.0), min(ends[1], 100.0)

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from excb.inference.accuracy import accuracy_interval
+from excb.inference.basis import JACKKNIFE, WILSON, Basis
 from excb.inference.jackknife import jackknife, left_out
 
 from ..reporting import average_precision
@@ -42,6 +43,11 @@ class Metric:
         if self.name == TOP1.name:
             return accuracy_interval(torch.from_numpy(answers))
         return jackknife(self.percent(answers, targets) / 100, self.without(answers, targets)).interval()
+
+    @property
+    def basis(self) -> Basis:
+        """What `interval` is over, and how it is made."""
+        return WILSON if self.name == TOP1.name else JACKKNIFE
 
     def without(self, answers: np.ndarray, targets: np.ndarray) -> np.ndarray:
         """The figure, 0 to 1, without each group of images [groups]; the same groups for all answers to a set."""

@@ -173,6 +173,7 @@ class Sets:
             ledger=ledger_of(opened.train).of("train") + ledger_of(opened.test).of("test"),
             seconds=round(seconds, 1),
             intervals={name: (round(low, 4), round(high, 4)) for name, (low, high) in measured.intervals.items()},
+            inference=dict(measured.inference),
             references={MAJORITY: {name: round(value, 4) for name, value in measured.majority.items()}},
             predictions={"file": arrays.name, "sha256": hashlib.sha256(packed).hexdigest()},
         )
