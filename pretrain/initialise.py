@@ -166,6 +166,7 @@ def _values_of(checkpoint: stored.Stored, recipe: Recipe) -> dict[str, dict[str,
             "eval_interpolation": prepared.interpolation,
             "eval_corner": prepared.corner,
         },
+        "data": {"colours": prepared.pixels.colours},
     }
 
 

@@ -42,7 +42,7 @@ from .run.watch_process import WatchProcess
 from .step import NotFiniteError
 from .training import judging
 from .training.epoch_end import EpochEnd
-from .training.pixels import with_their_pixels
+from .training.pixels import in_colours, with_their_pixels
 from .training.start import check_run, start
 from .training.statistics import measured
 from .verdict import print_verdict
@@ -109,6 +109,7 @@ def run_training(
     run_on_rank0(lock)
     try:
         recipe = run_on_rank0(lambda: adopted(recipe, reporter.note, begun=begun))
+        images = in_colours(images, recipe.data.colours)  # which the checkpoint may decide
         recipe = all_succeed(lambda: fit_channels(recipe, pixels_of(images).channels, reporter.note))
         indexed = images.kept if isinstance(images, StreamImages) else images
         recipe = run_on_rank0(lambda: measured(recipe, indexed, reporter.note))

@@ -22,7 +22,7 @@ NO_SECTIONS = ("name", "init", "adopts")  # fields of a recipe that are values t
 ADOPTED = (
     *("model.backbone", "model.options", "model.position_interpolation"),
     *("views.global_size", "views.local_size", "views.eval_resize", "views.eval_crop", "views.mean", "views.std"),
-    *("views.eval_crop_mode", "views.eval_interpolation", "views.eval_corner"),
+    *("views.eval_crop_mode", "views.eval_interpolation", "views.eval_corner", "data.colours"),
 )
 TRUE, FALSE = ("true", "yes", "1"), ("false", "no", "0")
 

@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from excb.balancing.table import BALANCERS
 from excb.errors import require
-from excb.images.pixels import Pixels
+from excb.images.pixels import Colours, Pixels
 from excb.networks.architecture import MOST_CHANNELS, POSITIONS, RGB, Architecture
 from excb.networks.preprocessing import IMAGENET_MEAN, IMAGENET_STD, Corner, CropMode, Interpolation, Preprocessing
 from excb.objective.table import AUTO, BACKENDS
@@ -41,16 +41,22 @@ class DataSettings:
         "8-bit images",
         source="ours",
     )
+    colours: Colours = option(
+        "srgb",
+        "colours of 8-bit images: srgb converts them by an embedded profile, stored ignores it, as version 0.2 did",
+        source="ours",
+    )
 
     @property
     def pixels(self) -> Pixels | None:
-        """The declared record of pixels; None where nothing is declared."""
+        """The declared record of pixels; None where neither channels nor a range are declared."""
         channels = self.channels or RGB
         if self.range is not None:
-            return Pixels.declared(self.range, channels)
-        return None if self.channels is None else Pixels(channels)
+            return replace(Pixels.declared(self.range, channels), colours=self.colours)
+        return None if self.channels is None else Pixels(channels, colours=self.colours)
 
     def __post_init__(self) -> None:
+        require_choices("data", self)
         require(
             self.channels is None or 1 <= self.channels <= MOST_CHANNELS,
             f"data.channels must lie between 1 and {MOST_CHANNELS:,}, or be none",
@@ -598,6 +604,8 @@ class Recipe:
         values = self.all_values()
         if self.data == DataSettings():
             del values["data"]
+        elif self.data.colours == DataSettings().colours:
+            del values["data"]["colours"]
         views = ViewSettings()
         for name in _ADDED_VIEWS:
             if getattr(self.views, name) == getattr(views, name):

@@ -24,6 +24,7 @@ from excb.hub.backbone import Backbone, Entry
 from excb.hub.loading import load
 from excb.hub.resolve import UNTRAINED
 from excb.images.image_set import Images, ledger_of
+from excb.images.pixels import EIGHT_BIT
 from excb.ledger import NAMED, NOTHING, Ledger, doubt
 from excb.networks.architecture import RGB
 from excb.networks.backbone import check_resolution, image_channels
@@ -409,12 +410,18 @@ def backbone_of(
 
 
 def require_colours(backbone: nn.Module, protocol: str) -> None:
-    """Raise UserError for a network of other than RGB images, where a protocol knows nothing else."""
-    channels = image_channels(backbone)
+    """Raise UserError for a network of other than RGB images in sRGB, where a protocol knows nothing else."""
+    channels, prepared = image_channels(backbone), getattr(backbone, "transform", None)
     require(
         channels == RGB,
         f"{protocol} takes networks of {RGB} channels, and this one takes images of {channels}: choose knn, linear, "
         "finetune, retrieval or layers",
+    )
+    colours = prepared.pixels.colours if isinstance(prepared, Preprocessing) else EIGHT_BIT.colours
+    require(
+        colours == EIGHT_BIT.colours,
+        f"{protocol} converts colours to sRGB by their profiles, and this network takes them as {colours}: choose knn, "
+        "linear, finetune, retrieval or layers",
     )
 
 

@@ -15,7 +15,7 @@ from excb.files.markdown import bullets, cell, line, markdown_table
 from excb.hub.catalogue import Checkpoint, method_of
 from excb.hub.lineage import is_distilled, labels_behind
 from excb.ledger import Ledger
-from excb.networks.architecture import TORCHVISION
+from excb.networks.architecture import RGB, TORCHVISION
 from excb.networks.preprocessing import Preprocessing
 from excb.results.result import Result, folder_name
 from excb.settings import MethodSettings
@@ -183,9 +183,11 @@ def _loading(checkpoint: Checkpoint) -> str:
 
 
 def _images(preprocessing: Preprocessing) -> str:
+    channels = "RGB" if preprocessing.channels == RGB else f"{preprocessing.channels} channels"
+    mean, std = cell(preprocessing.mean), cell(preprocessing.std)
     return (
-        f"Images: RGB in [0, 1], {cell(preprocessing.in_words)}, normalised with mean {cell(preprocessing.mean)} and "
-        f"standard deviation {cell(preprocessing.std)}."
+        f"Images: {channels} in [0, 1], {cell(preprocessing.in_words)}, normalised with mean {mean} and standard "
+        f"deviation {std}."
     )
 
 

@@ -66,7 +66,7 @@ def open_smaller(
         # Pillow warns of large images and of odd metadata. The user cannot fix them, and they do not change the pixels.
         refuse_special(source)
         with warnings.catch_warnings(action="ignore"), open_pillow(source) as image:
-            if pixels != EIGHT_BIT or depth.is_deep(image):
+            if not pixels.plain or depth.is_deep(image):
                 return _opened(depth.upright(depth.mapped(image, pixels, source, notice), image))
             full_size = None
             if isinstance(image, JpegImageFile):
@@ -76,7 +76,7 @@ def open_smaller(
                     image.draft(None, (max(1, width // divisor), max(1, height // divisor)))
             image.load()
             ImageOps.exif_transpose(image, in_place=True)
-            return depth.plain_rgb(image), full_size or image.size
+            return depth.plain_rgb(image, pixels.colours), full_size or image.size
     except UnidentifiedImageError as error:
         if (values := _other_values(source, pixels)) is None:
             raise _broken(error) from None
@@ -130,11 +130,11 @@ def stored_and_upright_size(source: Source) -> tuple[tuple[int, int], tuple[int,
 
 
 def to_rgb(image: Image.Image, pixels: Pixels = EIGHT_BIT) -> Image.Image:
-    """Convert any mode to 8-bit RGB without a warning.
+    """Convert any mode to 8-bit RGB without a warning, its colours as a record of pixels says.
 
     Raises:
         PixelsError: it has more than 8 bits, and no range of them is declared.
     """
     if depth.is_deep(image) or pixels.deep:
         return Image.fromarray(depth.mapped(image, pixels if pixels.channels == 3 else replace(pixels, channels=3)))
-    return depth.plain_rgb(image)
+    return depth.plain_rgb(image, pixels.colours)

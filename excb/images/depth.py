@@ -15,7 +15,7 @@ from excb.files.regular import refuse_special
 from excb.images.formats.colour import Profile, in_srgb, profile_of
 from excb.images.formats.known import DAMAGE
 from excb.images.formats.plugins import is_raw, open_pillow
-from excb.images.pixels import BrokenImageError, Notice, Pixels, PixelsError, Source
+from excb.images.pixels import BrokenImageError, Colours, Notice, Pixels, PixelsError, Source
 
 _COLOURS = ("RGB", "RGBA")
 _BITS, _FORMAT, _EXTRA = 258, 339, 338  # TIFF's tags: bits of each sample, their kind, the meaning of extra samples
@@ -137,10 +137,10 @@ def mapped(
     Raises:
         PixelsError: it has other channels, or more than 8 bits while only those are declared.
     """
-    return channels_of(_values(image, pixels.channels, source), pixels, notice)
+    return channels_of(_values(image, pixels.channels, source, pixels.colours), pixels, notice)
 
 
-def _values(image: Image.Image, channels: int, source: Source | None) -> np.ndarray:
+def _values(image: Image.Image, channels: int, source: Source | None, colours: Colours = "srgb") -> np.ndarray:
     """Stored values [H, W] or [H, W, C]."""
     known, deep = None if channels == 3 else channels, is_deep(image)
     if source is not None and image.format == "TIFF" and (deep or known):  # noqa: SIM102 - reads only what it must
@@ -151,7 +151,7 @@ def _values(image: Image.Image, channels: int, source: Source | None) -> np.ndar
     if deep:
         return np.asarray(image).astype(stored_type(image), copy=False)  # Pillow has int32 for uint32, int16 and more
     if channels == 3:
-        return np.asarray(plain_rgb(image))
+        return np.asarray(plain_rgb(image, colours))
     return np.asarray(image.convert("L") if channels == 1 or image.mode in ("1", "P") else image)
 
 
@@ -216,9 +216,9 @@ def upright(values: np.ndarray, image: Image.Image) -> np.ndarray:
     return values if turn is None else np.ascontiguousarray(turn(values))
 
 
-def plain_rgb(image: Image.Image) -> Image.Image:
-    """An 8-bit image of any mode as sRGB by its embedded profile, without a warning."""
-    image = in_srgb(image)
+def plain_rgb(image: Image.Image, colours: Colours = "srgb") -> Image.Image:
+    """An 8-bit image of any mode as RGB without a warning: in sRGB by its embedded profile, or as it is stored."""
+    image = in_srgb(image) if colours == "srgb" else image
     if image.mode == "P" and "transparency" in image.info:
         image = image.convert("RGBA")  # from P straight to RGB, Pillow would warn that transparency is lost
     return image if image.mode == "RGB" else image.convert("RGB")

@@ -23,22 +23,23 @@ def is_picture(value: object) -> bool:
     return isinstance(value, Image.Image | str | os.PathLike) or (isinstance(value, np.ndarray) and value.ndim <= 3)
 
 
-def as_rgb(picture: Any) -> Image.Image:
+def as_rgb(picture: Any, pixels: Pixels = EIGHT_BIT) -> Image.Image:
     """A picture as an 8-bit RGB image: a file upright, a PIL image and an array as they are.
 
     Args:
         picture: a PIL image of any mode, uint8 pixels [H, W], [H, W, 1], [H, W, 3] or [H, W, 4], or a file's path.
+        pixels: whether an embedded profile is honoured.
 
     Raises:
         UserError: it is something else, or a file that is not a readable image.
     """
     if isinstance(picture, Image.Image):
         try:
-            return to_rgb(picture)
+            return to_rgb(picture, pixels if pixels.plain else EIGHT_BIT)
         except PixelsError as error:
             raise UserError(f"an image in memory: {error}; in Python: {_BY_HAND}") from None
     if isinstance(picture, str | os.PathLike):
-        image: Image.Image = _from_file(os.fspath(picture), EIGHT_BIT)
+        image: Image.Image = _from_file(os.fspath(picture), pixels if pixels.plain else EIGHT_BIT)
         return image
     if isinstance(picture, np.ndarray):
         return to_rgb(Image.fromarray(_pixels(picture)))
@@ -88,8 +89,8 @@ def as_channels(picture: Any, pixels: Pixels) -> Image.Image | np.ndarray:
     Raises:
         UserError: it is something else, or has other channels.
     """
-    if pixels == EIGHT_BIT:
-        return as_rgb(picture)
+    if pixels.plain:
+        return as_rgb(picture, pixels)
     if isinstance(picture, Image.Image):
         try:
             channels = depth.mapped(picture, pixels)

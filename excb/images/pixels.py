@@ -13,6 +13,11 @@ from excb.errors import UserError
 Source = Path | str | IO[bytes]  # an image as it is stored: a file, or a stream of its bytes
 PART = 2**20  # values mapped at once: a whole image in float64 may take gigabytes
 TOP = 255.0  # of a channel
+
+Colours = Literal["srgb", "stored"]
+Orientation = Literal["exif"]
+Background = Literal["dropped"]
+_ADDED = ("colours", "orientation", "background")  # fields that older files have not: left out at their usual value
 Notice = Callable[[], None]  # called where an image holds values outside its set's range
 
 
@@ -26,17 +31,21 @@ class PixelsError(BrokenImageError):
 
 @dataclass(frozen=True)
 class Pixels:
-    """A linear mapping of stored values to channels of 0..255: low..high, clipped and rounded.
+    """How stored values become channels of 0..255, upright and in one colour space.
 
-    It holds for values of more than 8 bits; those of 8 bits are channels as they are. Whatever follows (crops,
-    augmentation, networks) sees 8-bit channels. Values that are not numbers become 0. Colours are converted to sRGB by
-    an image's embedded profile, and transparency is dropped: the colours beneath it stay as they are.
+    Values of more than 8 bits are mapped linearly, low..high, clipped and rounded; those of 8 bits are channels as they
+    are. Whatever follows (crops, augmentation, networks) sees 8-bit channels. Values that are not numbers become 0.
     """
 
     channels: int = 3  # three: red, green and blue, and grey images have three equal ones
     low: tuple[float, ...] = (0.0,)  # the stored values that become 0: one for all channels, or one each
     high: tuple[float, ...] = (TOP,)  # the stored values that become 255, likewise
     origin: Literal["8-bit", "declared", "measured"] = "8-bit"  # whoever set the range; 8-bit images have theirs
+    # Of 8-bit colours and greys: "srgb" converts them by an embedded profile; "stored" ignores it, as version 0.2 did
+    # and torchvision and timm do.
+    colours: Colours = "srgb"
+    orientation: Orientation = "exif"  # images are turned upright as their EXIF says
+    background: Background = "dropped"  # transparency is dropped: the colours beneath it stay as they are
 
     def __post_init__(self) -> None:
         fits = len(self.low) == len(self.high) and len(self.low) in (1, self.channels)
@@ -51,6 +60,19 @@ class Pixels:
     def deep(self) -> bool:
         """Whether images of more than 8 bits are mapped; else they are refused."""
         return self.origin != "8-bit"
+
+    @property
+    def plain(self) -> bool:
+        """Whether images are ordinary ones: colours and greys of 8 bits, which nothing maps."""
+        return self.channels == len("RGB") and not self.deep
+
+    @property
+    def in_words(self) -> str:
+        """What is done to stored values, for people."""
+        parts = [f"values mapped from {self.range}"] if self.deep else []
+        if self.channels == len("RGB"):
+            parts.append("colours in sRGB by their profiles" if self.colours == "srgb" else "colours as stored")
+        return ", ".join([*parts, "upright by EXIF", "transparency dropped"])
 
     @property
     def range(self) -> str:
@@ -82,8 +104,13 @@ class Pixels:
         return bool((((rows < low) | (rows > high)) & np.isfinite(rows)).any())
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values for JSON."""
-        return {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(self).items()}
+        """Plain values for JSON; what older files have not is left out while it has its usual value."""
+        usual = {name for name in _ADDED if getattr(self, name) == type(self).__dataclass_fields__[name].default}
+        return {
+            name: list(value) if isinstance(value, tuple) else value
+            for name, value in asdict(self).items()
+            if name not in usual
+        }
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> Self:

@@ -94,7 +94,7 @@ def surveyed(images: Any, declared: Pixels | None = None, *, name: str = "") -> 
     channels = _channels(kinds, known, name) if declared is None else known.channels
     deep = {stored for stored, _ in kinds if stored != "uint8"}
     if not deep:
-        return Survey(total, kinds, known if channels == known.channels else Pixels(channels))
+        return Survey(total, kinds, known if channels == known.channels else Pixels(channels, colours=known.colours))
     require(known.origin == "declared" or len({stored for stored, _ in kinds}) == 1, _mixed(kinds, name))
     chosen = _spread(possible, MEASURED)
     ranges = [bounds for bounds in _map(lambda index: _bounds(source(index), channels), chosen) if bounds is not None]
@@ -105,7 +105,7 @@ def surveyed(images: Any, declared: Pixels | None = None, *, name: str = "") -> 
     else:
         if next(iter(deep)).startswith("float"):
             _refuse_two_scales(np.nanmax(highs, axis=1), name)
-        pixels = _measured(lows, highs, channels, name)
+        pixels = replace(_measured(lows, highs, channels, name), colours=known.colours)
     outside = ((lows < np.array(pixels.low)) | (highs > np.array(pixels.high))).any(axis=1)
     return Survey(
         total,

@@ -17,7 +17,7 @@ from excb.errors import require
 from excb.images.decoding import BrokenImageError
 from excb.images.image_set import Images
 from excb.images.picture import Picture, is_picture
-from excb.images.pixels import pixels_of
+from excb.images.pixels import EIGHT_BIT, pixels_of
 from excb.networks.backbone import evaluating
 from excb.networks.preprocessing import Preprocessing
 
@@ -71,12 +71,18 @@ class Inputs(Dataset[tuple[int, Tensor | str]]):
 
 
 def require_channels(images: Images, preprocessing: Preprocessing) -> None:
-    """Raise UserError unless a set has the channels of the images that a network takes."""
+    """Raise UserError unless a set has the channels of the images that a network takes, and its colours."""
     pixels = pixels_of(images)
     require(
         pixels.channels == preprocessing.channels,
         f"the images of {images.root} have {pixels.channels} channels, and the network takes {preprocessing.channels}: "
         "adapt a network to them with `excb-pretrain adapt NAME --data DIR`, or choose one that takes them",
+    )
+    wanted = preprocessing.pixels.colours
+    require(
+        wanted in (EIGHT_BIT.colours, pixels.colours),
+        f"the images of {images.root} are opened with colours={pixels.colours}, and the network takes them "
+        f"{wanted}: in pretraining set data.colours={wanted}",
     )
 
 

@@ -49,7 +49,8 @@ class Preprocessing:
     # Where the crop's corner lies between two pixels: to "nearest" (half to even) as in torchvision and timm, or "down"
     # as in transformers.
     corner: Corner = "nearest"
-    pixels: Pixels = EIGHT_BIT  # how stored values become the channels
+    # How stored values become the channels: their number, depth and range, colour space, orientation and background.
+    pixels: Pixels = EIGHT_BIT
 
     def __call__(self, image: "Picture") -> "Tensor":
         """Turn an image into a network's input, float32 [C, crop, crop].
@@ -139,13 +140,13 @@ class Preprocessing:
 
     @property
     def in_words(self) -> str:
-        """How the square is made, for people."""
+        """How the square is made, and of what, for people."""
         side = {"center": "the shorter side", "squash": "both sides", "border": "the longer side"}[self.crop_mode]
         smooth = "" if self.interpolation == "nearest" else ", antialiased"
         filled = ", filled up with the mean colour" if self.crop_mode == "border" else ""
         return (
             f"{side} resized to {self.resize} pixels ({self.interpolation}{smooth}), the central {self.crop} x "
-            f"{self.crop} kept{filled}"
+            f"{self.crop} kept{filled}; {self.pixels.in_words}"
         )
 
     @property

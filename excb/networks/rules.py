@@ -5,6 +5,7 @@ from typing import Any, get_args
 from excb.errors import UserError
 from excb.files import records
 from excb.files.records import Field, RecordError, all_of, condition, list_of, number_in
+from excb.images.pixels import Background, Colours, Orientation
 from excb.networks.architecture import FORBIDDEN, MOST_CHANNELS, Architecture
 from excb.networks.preprocessing import Corner, CropMode, Interpolation, Preprocessing
 
@@ -41,9 +42,12 @@ PREPROCESSING = {
                 "low": list_of(records.number),
                 "high": list_of(records.number),
                 "origin": records.one_of("8-bit", "declared", "measured"),
+                "colours": records.one_of(*get_args(Colours)),
+                "orientation": records.one_of(*get_args(Orientation)),
+                "background": records.one_of(*get_args(Background)),
             }
         ),
-        "a table of channels, low, high and origin",
+        "a table of channels, low, high, origin, colours, orientation and background",
     ),
 }
 _ARCHITECTURE = {

@@ -12,7 +12,7 @@ from excb.distributed.workers import follow_parent
 from excb.images import jpeg
 from excb.images.decoding import BrokenImageError, Source, open_image, open_smaller
 from excb.images.image_set import CodedImages
-from excb.images.pixels import EIGHT_BIT, Notice, notice_of, pixels_of
+from excb.images.pixels import Notice, notice_of, pixels_of
 
 from ..recipe import Recipe
 from .batch import NO_IMAGE, Broken, Item, ViewBatch, collate
@@ -31,7 +31,8 @@ class TrainingViews(Dataset[Item]):
         self._pixels = pixels_of(images)
         self._scaled, self._on_gpu = recipe.efficiency.scaled_decoding, decoder == "nvjpeg"
         self._decoder: jpeg.Decoder = "auto" if decoder == "nvjpeg" else decoder
-        self._maker = ViewMaker(recipe.views, seed=recipe.run.seed, epochs=recipe.optim.epochs)
+        optim = recipe.optim
+        self._maker = ViewMaker(recipe.views, seed=recipe.run.seed, epochs=optim.epochs, restarts=optim.restarts)
 
     def __getitem__(self, ref: SampleRef) -> Item:
         views = range(self._settings.global_views + self._settings.local_views)
@@ -69,18 +70,18 @@ class TrainingViews(Dataset[Item]):
 
     def _open(self, source: Source, ref: SampleRef, notice: Notice | None) -> tuple[np.ndarray, tuple[int, int]]:
         """An image's pixels, perhaps decoded at a reduced size, and its full size."""
-        if self._pixels != EIGHT_BIT:
+        if not self._pixels.plain:
             image, size = open_smaller(source, lambda _size: 1, self._pixels, notice)
             return np.asarray(image), size
         if not self._scaled:
             array = jpeg.decode_jpeg(source, self._decoder)
             if array is None:
-                array = np.asarray(open_image(source))
+                array = np.asarray(open_image(source, self._pixels))
             return array, (array.shape[1], array.shape[0])
         shrink = partial(self._maker.shrink, epoch=ref.epoch, sample=ref.sample)
         if (decoded := jpeg.smaller_pixels(source, shrink, self._decoder)) is not None:
             return decoded
-        image, size = open_smaller(source, shrink)
+        image, size = open_smaller(source, shrink, self._pixels)
         return np.asarray(image), size
 
 

@@ -1,5 +1,6 @@
 """The pixels of the training images: one mapping for all, declared by the recipe or measured, the same on all ranks."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -7,7 +8,7 @@ from excb.console import Reporter
 from excb.distributed.collectives import run_on_rank0
 from excb.errors import require
 from excb.files import json_text
-from excb.images.pixels import Pixels
+from excb.images.pixels import Colours, Pixels, pixels_of
 from excb.images.survey import Survey, surveyed, with_pixels
 
 from ..data.stream_images import StreamImages
@@ -26,6 +27,7 @@ def with_their_pixels(images: Any, settings: DataSettings, reporter: Reporter, *
     Raises:
         UserError: no one mapping fits all images (`excb.images.survey.surveyed`), or a range is declared for 8 bits.
     """
+    images = in_colours(images, settings.colours)
 
     def look() -> Survey:
         known = settings.pixels or (_measured_before(begun) if begun is not None else None)
@@ -39,6 +41,11 @@ def with_their_pixels(images: Any, settings: DataSettings, reporter: Reporter, *
     if line := survey.line():
         reporter.note(line)
     return with_pixels(images, survey.pixels)
+
+
+def in_colours(images: Any, colours: Colours) -> Any:
+    """A set whose colours are converted by embedded profiles, or as they are stored."""
+    return with_pixels(images, replace(pixels_of(images), colours=colours))
 
 
 def _measured_before(begun: Path) -> Pixels | None:

@@ -14,6 +14,7 @@ import excb
 from excb.checkpoint import run_checkpoint
 from excb.checkpoint.stored import Stored
 from excb.errors import UserError
+from excb.images.pixels import Pixels
 from excb.networks.architecture import Architecture
 from excb.networks.preprocessing import Preprocessing
 from excb.pretrain.__main__ import main
@@ -191,6 +192,7 @@ def test_a_foreign_checkpoint_decides_by_its_preprocessing(tmp_path: Path) -> No
         Preprocessing(80, 80, crop_mode="squash", interpolation="lanczos"),
         Preprocessing(90, 80, (0.1, 0.2, 0.3), (0.4, 0.5, 0.6), crop_mode="border"),
         Preprocessing(91, 80, interpolation="bicubic", corner="down"),
+        Preprocessing(90, 80, pixels=Pixels(colours="stored")),
     ],
 )
 @pytest.mark.parametrize("name", ["rn50_100ep", "adapt"])
@@ -201,10 +203,11 @@ def test_evaluation_is_that_of_the_network_it_starts_from(
     monkeypatch.setattr("excb.pretrain.initialise.loading.read", lambda _: stored)
     lines: list[str] = []
     recipe = adopted(apply(find_recipe(name), ["init=x"]), lines.append)
-    assert recipe.views.preprocessing == theirs
+    assert replace(recipe.views.preprocessing, pixels=theirs.pixels) == theirs
+    assert recipe.data.colours == theirs.pixels.colours
     assert lines[-1].endswith(f"evaluation: {theirs.in_short}")
     own = adopted(apply(find_recipe(name), ["init=x", "views.eval_crop_mode=center"]), lines.append)
-    assert own.views.preprocessing == replace(theirs, crop_mode="center")
+    assert own.views.preprocessing == replace(recipe.views.preprocessing, crop_mode="center")
 
 
 def test_what_is_named_is_not_adopted() -> None:

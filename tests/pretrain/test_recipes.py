@@ -391,6 +391,12 @@ def test_recipes_of_a_centre_crop_are_stored_as_before() -> None:
     assert recipe_differences(usual.to_dict(), other.to_dict()) == ["views.eval_crop_mode was center, now border"]
     assert recipe_differences(other.to_dict(), usual.to_dict()) == ["views.eval_crop_mode was border, now center"]
     assert recipe_differences(other.to_dict(), other.to_dict()) == []
+    ranged = usual.change(data={"range": "0..4095"})
+    assert ranged.to_dict()["data"] == {"channels": None, "range": "0..4095"}
+    stored = usual.change(data={"colours": "stored"})
+    assert stored.to_dict()["data"]["colours"] == "stored"
+    assert from_dict(json.loads(json.dumps(stored.to_dict()))) == stored
+    assert recipe_differences(usual.to_dict(), stored.to_dict()) == ["data.colours was srgb, now stored"]
 
 
 # ---------------------------------------------------------------------------------------------------------------------

@@ -87,7 +87,7 @@ class Embedder:
 
         if isinstance(image, bytes | bytearray | memoryview):
             try:
-                image = open_image(io.BytesIO(image))
+                image = open_image(io.BytesIO(image), self.backbone.transform.pixels)
             except BrokenImageError as error:
                 raise UserError(str(error)) from None
         return self.backbone.transform(os.fspath(image) if isinstance(image, os.PathLike) else image)

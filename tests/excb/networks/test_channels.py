@@ -1,5 +1,6 @@
 """Networks of images of any number of channels, and their preprocessing."""
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -93,6 +94,12 @@ def test_eight_bit_images_in_memory_are_channels_already() -> None:
 def test_the_record_comes_back_and_old_ones_stay_as_they_are() -> None:
     assert preprocessing_from(preprocessing(12).to_dict()) == preprocessing(12)
     assert "pixels" not in Preprocessing().to_dict()
+    stored = replace(preprocessing(12), pixels=Pixels(12, colours="stored"))
+    assert stored.to_dict()["pixels"]["colours"] == "stored"
+    assert preprocessing_from(stored.to_dict()) == stored
+    stated = {"colours": "srgb", "orientation": "exif", "background": "dropped"}
+    assert stated.keys().isdisjoint(preprocessing(12).to_dict()["pixels"])
+    assert preprocessing_from({"pixels": stated}) == Preprocessing()
 
 
 @pytest.mark.parametrize(
@@ -103,6 +110,9 @@ def test_the_record_comes_back_and_old_ones_stay_as_they_are() -> None:
         {"mean": [0.5], "std": [0.5], "pixels": {"channels": 2, "low": [0], "high": [9], "origin": "declared"}},
         {"mean": [0.5], "std": [0.5], "pixels": {"channels": 1, "low": [9], "high": [0], "origin": "declared"}},
         {"mean": [0.5], "std": [0.5], "pixels": {"channels": 1, "low": [0], "high": [9], "origin": "guessed"}},
+        {"pixels": {"colours": "display-p3"}},
+        {"pixels": {"orientation": "stored"}},
+        {"pixels": {"background": "white"}},
     ],
 )
 def test_records_that_contradict_themselves_are_refused(values: dict[str, Any]) -> None:

@@ -7,11 +7,13 @@ import numpy as np
 import pytest
 from PIL import Image, ImageCms
 
-from excb.images.decoding import open_image, to_rgb
+from excb.images.decoding import open_image, open_smaller, to_rgb
 from excb.images.formats.colour import in_srgb, profile_of
 from excb.images.image_set import ImageSet
 from excb.images.jpeg import decode_jpeg, whole_file
-from excb.images.survey import has_profiles
+from excb.images.picture import as_channels
+from excb.images.pixels import EIGHT_BIT, Pixels
+from excb.images.survey import has_profiles, with_pixels
 from tests.excb.images.deep_files import BLUE, GREEN, RED, encoded, linear_profile
 
 SWAPPED = linear_profile(GREEN, RED, BLUE)  # its first value is green's light, its second red's
@@ -34,6 +36,30 @@ def test_colours_are_converted_to_srgb() -> None:
 @pytest.mark.parametrize("profile", [None, SRGB, b"junk" * 50, SWAPPED[:200]])
 def test_no_profile_srgb_and_broken_ones_change_nothing(profile: bytes | None) -> None:
     assert np.array_equal(np.asarray(open_image(stored(COLOURS, profile))), COLOURS)
+
+
+def test_a_set_of_stored_colours_ignores_profiles(tmp_path: Path) -> None:
+    """Files, streams, images in memory, JPEGs of any size and images beside those of more bits."""
+    pixels = Pixels(colours="stored")
+    (tmp_path / "1.png").write_bytes(stored(COLOURS, SWAPPED).getvalue())
+    picture = Image.open(tmp_path / "1.png")
+    deep = Pixels(3, (0.0,), (4095.0,), "declared", "stored")
+    for opened in (
+        open_image(tmp_path / "1.png", pixels),
+        open_image(tmp_path / "1.png", deep),
+        with_pixels(ImageSet(tmp_path, ["1.png"]), pixels).open(0),
+        as_channels(str(tmp_path / "1.png"), pixels),
+        as_channels(picture, pixels),
+        as_channels(picture, deep),
+    ):
+        assert np.array_equal(np.asarray(opened), COLOURS)
+    assert not np.array_equal(np.asarray(as_channels(picture, EIGHT_BIT)), COLOURS)
+    large = np.repeat(np.repeat(COLOURS, 8, axis=0), 8, axis=1)
+    with_profile, without = (stored(large, profile, "JPEG") for profile in (SWAPPED, None))
+    for divisor in (1, 4):
+        smaller, size = open_smaller(with_profile, lambda _size, by=divisor: by, pixels)  # type: ignore[misc]
+        assert size == (72, 104)
+        assert np.array_equal(np.asarray(smaller), np.asarray(open_smaller(without, lambda _size, by=divisor: by)[0]))  # type: ignore[misc]
 
 
 def test_what_a_profile_does_is_named() -> None:
