@@ -56,6 +56,26 @@ def one_thread() -> Iterator[None]:
         torch.set_num_threads(before)
 
 
+@pytest.fixture
+def short_end(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Runs end without curves and without a verdict, also those of forked programs.
+
+    A module asks for it by `pytestmark`. A test that reads curves or verdict asks for `full_end`.
+    """
+    from tests.pretrain.short_end import VARIABLE, end_shortly
+
+    with pytest.MonkeyPatch.context() as patch:
+        if "full_end" not in request.fixturenames:
+            patch.setenv(VARIABLE, "1")
+            end_shortly(patch)
+        yield
+
+
+@pytest.fixture
+def full_end() -> None:
+    """Runs end with curves and a verdict, in a module where others do not."""
+
+
 @pytest.hookimpl(optionalhook=True)  # of xdist
 def pytest_xdist_auto_num_workers() -> int:
     """Workers of `-n auto`: more than cores, as a third of the time is waiting for processes that tests start."""

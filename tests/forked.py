@@ -25,7 +25,10 @@ from pathlib import Path
 from typing import Any, NoReturn
 from unittest import mock
 
+import pytest
+
 from tests.clone import ROOT
+from tests.pretrain.short_end import VARIABLE, end_shortly
 
 PRELOADED = [
     "excb.distributed.launch",
@@ -201,6 +204,8 @@ class _Program:
         if threads := self.environment.get("OMP_NUM_THREADS"):
             torch.set_num_threads(int(threads))
         multiprocessing.set_start_method(None, force=True)  # of data workers, as in any other program
+        if VARIABLE in self.environment:
+            end_shortly(pytest.MonkeyPatch())
         first = str(Path(self.words[0]).resolve().parent) if self.words[0][0] != "-" else self.folder
         sys.path[:0] = [first, *filter(None, self.environment.get("PYTHONPATH", "").split(os.pathsep))]
 

@@ -19,8 +19,8 @@ def one_thread_each() -> Iterator[None]:
 
 
 @pytest.fixture(autouse=True)
-def nothing_left_over() -> Iterator[None]:
-    """Whatever a test that fails has left running or stopped is ended."""
+def nothing_left_over(short_end: None) -> Iterator[None]:
+    """Whatever a test that fails has left running or stopped is ended; most runs end without curves and verdict."""
     yield
     while STARTED:
         STARTED.pop().kill_all()

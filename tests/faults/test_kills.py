@@ -10,9 +10,8 @@ import pytest
 
 from tests.faults.runs import GONE, assert_equal, check_whole, kill, kill_group, run, start
 
-LONGER = ("optim.epochs=20", "efficiency.workers=2")
 
-
+@pytest.mark.usefixtures("full_end")  # which changes the folder too
 @pytest.mark.parametrize(
     ("begun", "stride"),
     [(True, 6), *(pytest.param(begun, 1, marks=pytest.mark.slow) for begun in (True, False))],
@@ -52,28 +51,29 @@ def test_killed_in_the_middle_of_a_checkpoint(images: Path, undisturbed: Path, t
 
 
 def test_killed_at_random_moments(images: Path, tmp_path: Path) -> None:
-    random_kills(images, tmp_path, kills=4, seed=3)
+    random_kills(images, tmp_path, epochs=8, kills=4, seed=3)
 
 
 @pytest.mark.slow
 def test_a_hundred_random_kills_lose_nothing(images: Path, tmp_path: Path) -> None:
-    random_kills(images, tmp_path, kills=100, seed=100)
+    random_kills(images, tmp_path, epochs=20, kills=100, seed=100)
 
 
-def random_kills(images: Path, folder: Path, *, kills: int, seed: int) -> None:
+def random_kills(images: Path, folder: Path, *, epochs: int, kills: int, seed: int) -> None:
     """SIGKILL to a run's whole group or its main process alone, at any time from its start to its end.
 
     Every fourth is killed within a few seconds of the start of its interpreter, the others after torch was imported. A
     run that has ended before its turn must equal the undisturbed one, and another is begun.
     """
+    longer = (f"optim.epochs={epochs}", "efficiency.workers=2")
     began = time.monotonic()
-    assert run(images, folder / "undisturbed", *LONGER).code == 0
+    assert run(images, folder / "undisturbed", *longer).code == 0
     length = time.monotonic() - began
     chance, starts, finished, killed, training, saved = random.Random(seed), 0, 0, 0, 0, 0
     while killed < kills or not finished:
         out = folder / f"run{finished}"
         fresh = killed < kills and starts % 4 == 3
-        running = start(images, out, *LONGER, new_interpreter=fresh)  # its first seconds are imports
+        running = start(images, out, *longer, new_interpreter=fresh)  # its first seconds are imports
         starts += 1
         if killed < kills and running.wait_for(chance.uniform(0, length)) is None:
             (kill_group if chance.random() < 0.5 else kill)(running.pid)

@@ -66,6 +66,7 @@ def samples(folder: Path, processes: int) -> dict[int, list[int]]:
     return seen
 
 
+@pytest.mark.usefixtures("full_end")
 @pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.slow)])
 def test_another_number_of_processes_keeps_the_order_and_says_what_is_lost(
     images: Path, undisturbed: Path, tmp_path: Path, number: signal.Signals
