@@ -54,7 +54,7 @@ class Balancer(nn.Module):
         """Return what `update` needs of this process's batch, a mean over its rows; None: nothing."""
 
     def set_progress(self, progress: float) -> None:
-        """Set what changes over a run, before each step; `progress` is the share of the run that is done, 0 at first."""
+        """Set what changes over a run; called before each step with the share of the run that is done, 0 at first."""
 
     def update(self, statistic: Tensor | None) -> None:
         """Take in the batch. All processes call it, after the optimizer's step."""

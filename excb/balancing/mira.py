@@ -22,8 +22,8 @@ beta -> 1 forces equal shares, a smaller beta lets them differ. The iteration st
 first step is not counted, as published. MIRA balances each view separately at tau_t = 0.225. Here all global views of
 the batch, on all processes, are balanced together.
 
-The paper states beta = 2/3. Its authors' code (movinghoon/MIRA at 2a62538, train.py, `beta_momentum`) moves beta on half
-a cosine over the run, from 0.75 to 2/3.
+The paper states beta = 2/3. Its authors' code (movinghoon/MIRA at 2a62538, train.py, `beta_momentum`) moves beta on
+half a cosine over the run, from 0.75 to 2/3.
 """
 
 import math

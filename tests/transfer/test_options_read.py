@@ -18,7 +18,6 @@ from tests.transfer.dense.masked_images import write_set
 from tests.transfer.detection.test_command import Perfect, checkpoint
 from tests.transfer.instances.sets import write_pairs
 from tests.transfer.labelled_images import CLASSES, write_folder
-from tests.transfer.robustness.fake_library import install
 from tests.transfer.tiny_coco import write_coco
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -73,12 +72,11 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def substitutes(place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An engine of detection and a library of corruptions that need not be installed."""
+    """An engine of detection that need not be installed."""
     from excb.transfer.detection import engines, task
 
     monkeypatch.setattr(engines, "ENGINES", dict.fromkeys(engines.ENGINES, Perfect))
     monkeypatch.setattr(task, "load", lambda _name, network: checkpoint())
-    install(monkeypatch)
     monkeypatch.chdir(tmp_path)
 
 

@@ -2,13 +2,10 @@
 
 import hashlib
 import importlib
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from functools import cache, cached_property
-from importlib import metadata
+from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from PIL import Image
@@ -18,57 +15,38 @@ from excb.images.image_set import Images
 from excb.networks.preprocessing import Preprocessing
 from excb.seeding import Purpose, fold
 
-PACKAGE = "imagecorruptions-imaug"  # the kept fork of `imagecorruptions`, whose module has that name
-SMALLEST = 32  # side of an image in pixels that it takes
-_OWN_GENERATOR = ("glass_blur", "impulse_noise")  # these take a seed, because they do not use NumPy's global generator
+from .imagenet_c import frost, table
+
+SMALLEST = 32  # side of an image in pixels that is corrupted
+VERSION = "ImageNet-C's, written anew, version 1"  # a setting of results: another version gives other images
 
 
-@cache
-def library() -> Any:
-    """The module that corrupts.
-
-    Raises:
-        UserError: it is not installed, or it is the package that the fork replaced.
-    """
-    try:
-        version()
-        return importlib.import_module("imagecorruptions")
-    except ImportError:
-        raise UserError(
-            f"corruptions need {PACKAGE}: run `pip install 'excb[robustness]'`, or name --corruptions none"
-        ) from None
+def require_libraries(names: Iterable[str]) -> None:
+    """Raise UserError unless all that these corruptions need is installed."""
+    names = set(names)
+    if lacking := [name for name in table.OPENCV if name in names]:
+        try:
+            importlib.import_module("cv2")
+        except ImportError:
+            raise UserError(
+                f"{', '.join(lacking)} need OpenCV: run `pip install 'excb[robustness]'`, or name other --corruptions"
+            ) from None
+    if "frost" in names:
+        frost.photographs()
 
 
-def version() -> str:
-    """The package and its version. Raises ImportError if it is not installed."""
-    return f"{PACKAGE} {metadata.version(PACKAGE)}"
-
-
-def corrupt(image: Image.Image, name: str, severity: int, key: int) -> Image.Image:
+def corrupt(image: Image.Image, name: str, severity: int, key: int, *, stored: bool) -> Image.Image:
     """One corrupted image.
 
     Args:
-        image: RGB, at least 32 pixels on both sides. Severities are in its pixels: the authors' images have 224.
+        image: RGB square of at least 32 pixels. Severities are in its pixels: ImageNet-C's images have 224.
         name: of the corruption.
         severity: 1 to 5.
         key: RNG key; equal keys give equal images.
+        stored: as a JPEG of quality 85 holds it.
     """
     seed = fold(Purpose.CORRUPTION, key) & 0xFFFFFFFF
-    own: dict[str, int] = {"seed": seed & 0x7FFFFFFF} if name in _OWN_GENERATOR else {}
-    with _global_seed(seed):
-        pixels = library().corrupt(np.asarray(image), corruption_name=name, severity=severity, **own)
-    return Image.fromarray(pixels)
-
-
-@contextmanager
-def _global_seed(seed: int) -> Iterator[None]:
-    """Seed NumPy's global generator, which the library draws from, and put its state back afterwards."""
-    state = np.random.get_state()  # noqa: NPY002
-    np.random.seed(seed)  # noqa: NPY002
-    try:
-        yield
-    finally:
-        np.random.set_state(state)  # noqa: NPY002
+    return Image.fromarray(table.corrupted(np.asarray(image), name, severity, seed, stored=stored))
 
 
 @dataclass(frozen=True)
@@ -84,6 +62,7 @@ class CorruptedImages:
         corruption: its name.
         severities: 1 to 5 each.
         seed: names the random numbers.
+        stored: whether images are as the JPEGs of ImageNet-C hold them.
     """
 
     clean: Images
@@ -91,6 +70,7 @@ class CorruptedImages:
     corruption: str
     severities: Sequence[int]
     seed: int
+    stored: bool = True
     _last: dict[int, Image.Image] = field(default_factory=dict, repr=False, compare=False)
 
     def __len__(self) -> int:
@@ -119,7 +99,8 @@ class CorruptedImages:
     @cached_property
     def fingerprint(self) -> str:
         """A hash of the clean set's fingerprint and all that the corrupted images depend on beside it."""
-        settings = [self.corruption, list(self.severities), self.seed, self.preprocessing.to_dict(), version()]
+        drawn = [self.corruption, list(self.severities), self.seed]
+        settings = [*drawn, self.preprocessing.to_dict(), VERSION, self.stored]
         return hashlib.sha256(f"{self.clean.fingerprint} {settings}".encode()).hexdigest()
 
     def stamp(self, index: int) -> str:
@@ -139,4 +120,4 @@ class CorruptedImages:
         name = hashlib.sha256(self.clean.paths[image].encode("utf-8", "surrogateescape")).digest()[:8]
         corruption = int.from_bytes(hashlib.sha256(self.corruption.encode()).digest()[:8], "little")
         key = fold(self.seed, corruption, severity, int.from_bytes(name, "little"))
-        return corrupt(self._last[image], self.corruption, severity, key)
+        return corrupt(self._last[image], self.corruption, severity, key, stored=self.stored)

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ..probes.penalty import Chosen, Rule, choose_penalty, log_likelihood, right_share
+from ..probes.penalty import Chosen, Rule, choose_penalty, cross_validated, log_likelihood, right_share
+from ..probes.selection import few_labels
 
 
 @dataclass(frozen=True)
@@ -53,6 +54,8 @@ def fit_head(
 ) -> Head:
     """Fit the head; with several penalties that of the least loss on held-out images, then again to all images.
 
+    Of few labels, features have one size instead of being standardised, and all are held out in turn.
+
     Args:
         rows: [N, D] float32, features of the train images.
         labels: [N] int64.
@@ -66,7 +69,16 @@ def fit_head(
         UserError: there are several penalties, and no image can be held out.
     """
     strengths = [1 / (l2 * len(rows)) for l2 in penalties]
-    rule = Rule.held_out(seed, lambda scores, true: (log_likelihood(scores, true), right_share(scores, true)))
+
+    def judge(scores: Tensor, true: Tensor) -> tuple[float, float]:
+        return log_likelihood(scores, true), right_share(scores, true)
+
+    if few_labels(labels.numpy()):
+        chosen = cross_validated(
+            rows, labels, strengths, judge, classes=classes, seed=seed, device=device, progress=progress
+        )
+        return Head(chosen, len(rows))
+    rule = Rule.held_out(seed, judge)
     chosen = choose_penalty(rows, labels, strengths, rule, classes=classes, device=device, progress=progress)
     return Head(chosen, len(rows))
 

@@ -19,6 +19,7 @@ SEVERITIES = (1, 2, 3, 4, 5)
 # Top-1 errors of AlexNet on ImageNet-C, means over the five severities, as the authors' repository has them. The clean
 # one is as their paper prints it (Table 1).
 ALEXNET_CLEAN = 0.435
+ALEXNET_SIDE = 224  # of the images, in pixels
 ALEXNET = dict(
     zip(
         COMMON,

@@ -28,6 +28,11 @@ class RobustnessOptions(ProtocolOptions):
     images: int | None = option(
         None, "number of test images, drawn from every class (default: all)", metavar="N", group=_CORRUPTIONS
     )
+    stored: Literal["jpeg", "exact"] = option(
+        "jpeg",
+        "corrupted images as JPEGs of quality 85 hold them, which ImageNet-C consists of (default), or exactly",
+        group=_CORRUPTIONS,
+    )
     reference: str | None = option(
         None,
         "errors that mCE is divided by: alexnet (default on ImageNet), untrained, or the file of a result",
@@ -80,16 +85,16 @@ class RobustnessOptions(ProtocolOptions):
         require(self.border >= 0, f"--border {self.border}: pixels to cut off, at least 0")
         require(all(0 < l2 < math.inf for l2 in self.l2), "--l2 must be above 0, such as 0.01")
         if self.corruption_names:
-            from . import corruptions
+            from .corruptions import require_libraries
 
-            corruptions.library()
+            require_libraries(self.corruption_names)
         self._check_use()
 
     def _check_use(self) -> None:
         corrupted, mapped = bool(self.corruption_names), any(map(is_mapped, self.also))
         drawn = corrupted or self.images is not None or len(set(self.l2)) > 1
         for names, of_use, needs in (
-            (("severities", "reference"), corrupted, "corruptions, and there are none"),
+            (("severities", "stored", "reference"), corrupted, "corruptions, and there are none"),
             (("candidates",), bool(self.also), "other sets, which --also names"),
             (("border",), mapped, "a set with a map of its classes: --also DIR=MAP.json"),
             (("seed",), drawn, "corruptions, --images or several --l2: nothing else is drawn"),

@@ -15,15 +15,18 @@ from excb.console import Reporter
 from excb.distributed.collectives import run_on_rank0
 from excb.errors import UserError, require
 from excb.inference import accuracy
+from excb.inference.basis import JACKKNIFE, WILSON
 from excb.references.guessing import MAJORITY, majority
 from excb.references.untrained import NETWORK
 from excb.results.result import Result
 
 from ..data.folders import is_imagenet
+from ..probes.failure import SameFeatures
 from ..probes.penalty import fits_of
+from ..probes.recipes import FOLDS
 from ..protocol import Measurement
 from ..reporting.predictions import ImageScores
-from ..reporting.references import below
+from ..reporting.references import NEIGHBOURS, below
 from ..reporting.report import ScoredFiles, make_result
 from ..task import Task
 from .chart import curves_of, draw_robustness
@@ -37,7 +40,7 @@ from .metrics import (
     relative_corruption_error,
     relative_drop,
 )
-from .names import ALEXNET, ALEXNET_CLEAN, COMMON, SEVERITIES
+from .names import ALEXNET, ALEXNET_CLEAN, ALEXNET_SIDE, COMMON, SEVERITIES
 from .options import RobustnessOptions
 from .ready import Ready
 
@@ -77,6 +80,7 @@ class RobustnessMeasurements:
     clean: Answers
     cells: dict[tuple[str, int], Answers]  # by corruption and severity
     logits: Tensor  # [Q, C], of the clean test images
+    same: SameFeatures | None = None  # the vote on the clean features
 
     @property
     def corruptions(self) -> list[str]:
@@ -142,7 +146,7 @@ def measure(task: Task, options: RobustnessOptions, reporter: Reporter) -> Measu
         notes=[*ready.task.unknown_notes(), *notes],
     )
     result = _with_other_sets(_with_means(result, measured), ready, measured, reporter)
-    result = _beside_majority(result, ready)
+    result = _beside_references(result, ready, measured.same, measured.clean.hits)
     result = replace(result, seconds=round(time.monotonic() - start, 1))
     return Measurement(result, scored, partial(_show, ready, result), ScoredFiles(scored))
 
@@ -152,13 +156,16 @@ def head_answers(ready: Ready, reporter: Reporter) -> RobustnessMeasurements:
     task, options, severities = ready.task, ready.options, ready.options.ascending_severities
     rows, labels = task.features(task.train, "train", reporter)
     classes = len(task.train.classes or ())
-    with reporter.progress("head", fits_of(options.l2)) as bar:
+    masks = FOLDS if ready.few else 1
+    with reporter.progress("head", fits_of(options.l2, masks)) as bar:
         head = run_on_rank0(
             lambda: fit_head(
                 rows, labels, classes, options.l2, seed=options.seed, device=task.device, progress=bar.advance
             )
         )
-    logits = head.logits(task.features(task.test, "test", reporter)[0])
+    queries, targets = task.features(task.test, "test", reporter)
+    same = SameFeatures.of((rows, labels), (queries, targets), classes=classes, device=task.device)
+    logits = head.logits(queries)
     clean = Answers.of(logits, ready.right)
     cells = {}
     for number, (name, images) in enumerate(ready.corrupted.items(), 1):
@@ -167,7 +174,7 @@ def head_answers(ready: Ready, reporter: Reporter) -> RobustnessMeasurements:
         for turn, severity in enumerate(severities):
             answers = head.logits(corrupted[turn :: len(severities)])
             cells[name, severity] = Answers.of(answers, ready.right)
-    return RobustnessMeasurements(head, clean, cells, logits)
+    return RobustnessMeasurements(head, clean, cells, logits, same)
 
 
 def _scores(
@@ -209,7 +216,7 @@ def _relative_to(
 def _with_means(result: Result, measured: RobustnessMeasurements) -> Result:
     """The result with figures that are not means over images: calibration errors and the relative drop."""
     figures = {CALIBRATION.format("clean"): calibration_error(measured.clean)}
-    intervals = dict(result.intervals)
+    intervals, inference = dict(result.intervals), dict(result.inference)
     if measured.cells:
         figures[CALIBRATION.format("corrupted")] = measured.calibration()
         figures |= {f"robustness_ece_{name}": measured.calibration(name) for name in measured.corruptions}
@@ -218,14 +225,15 @@ def _with_means(result: Result, measured: RobustnessMeasurements) -> Result:
             figures[DROP] = relative_drop(clean, corrupted)
             if (spread := drop_interval(clean, corrupted)) is not None:
                 intervals[DROP] = spread
+                inference[DROP] = JACKKNIFE.to_dict()
     rounded = {name: round(value, 4) for name, value in figures.items()}
-    return replace(result, figures=result.figures | rounded, intervals=intervals)
+    return replace(result, figures=result.figures | rounded, intervals=intervals, inference=inference)
 
 
 def _with_other_sets(result: Result, ready: Ready, measured: RobustnessMeasurements, reporter: Reporter) -> Result:
     """The result with the figures of other sets beside those of the clean test images of the same classes."""
     figures, intervals, data = dict(result.figures), dict(result.intervals), dict(result.data)
-    notes = list(result.notes)
+    notes, inference = list(result.notes), dict(result.inference)
     for other in ready.others:
         rows, _ = ready.task.features(other.images, other.name, reporter)
         named = other.candidates if ready.options.candidates == "common" else None
@@ -240,21 +248,33 @@ def _with_other_sets(result: Result, ready: Ready, measured: RobustnessMeasureme
             figure = f"robustness_on_{other.name}_{prefix}top1"
             figures[figure] = round(accuracy.accuracy(each.hits), 4)
             intervals[figure] = accuracy.accuracy_interval(each.hits)
+            inference[figure] = WILSON.to_dict()
         figures[f"robustness_on_{other.name}_ece"] = round(calibration_error(answers[""]), 4)
         images = other.images
         data[other.name] = {"root": str(images.root), "images": len(images), "fingerprint": images.fingerprint}
-    return replace(result, figures=figures, intervals=intervals, data=data, notes=notes)
+    return replace(result, figures=figures, intervals=intervals, inference=inference, data=data, notes=notes)
 
 
-def _beside_majority(result: Result, ready: Ready) -> Result:
-    """The result with the accuracy of always naming the most frequent class, which no corruption changes."""
+def _beside_references(result: Result, ready: Ready, votes: SameFeatures | None, clean: Tensor) -> Result:
+    """The result with the accuracy of always naming the most frequent class, which no corruption changes, and of votes.
+
+    Args:
+        result: of the head.
+        ready: task and options.
+        votes: of k-NN on the clean features, which say whether the head failed.
+        clean: [Q] bool, its hits on the clean images.
+    """
     train, test = ready.task.train.labels, ready.task.test.labels
     assert train is not None
     assert test is not None
     value = round(majority(torch.from_numpy(train), torch.from_numpy(test)), 4)
     same = [name for name in (CORRUPTED, CLEAN) if name in result.figures]
     result = replace(result, references={MAJORITY: dict.fromkeys(same, value)})
-    return replace(result, notes=[*result.notes, *below(result)])
+    failed: list[str] = []
+    if votes is not None:
+        result = replace(result, references=result.references | {NEIGHBOURS: {CLEAN: votes.percent}})
+        failed = votes.blame(clean, guessing=value, advice="other values of --l2 may do better")
+    return replace(result, notes=[*result.notes, *below(result), *failed])
 
 
 def _reference(ready: Ready, reporter: Reporter, notes: list[str]) -> Reference | None:
@@ -267,10 +287,9 @@ def _reference(ready: Ready, reporter: Reporter, notes: list[str]) -> Reference 
         notes.append("no mCE: it needs --reference, errors to compare with")
         return None
     if name == "alexnet":
-        complete = options.ascending_severities == SEVERITIES
-        if imagenet and complete:
+        why = _unlike_imagenet_c(ready, imagenet=imagenet)
+        if why is None:
             return Reference(ALEXNET_NAME, ALEXNET_CLEAN, ALEXNET)
-        why = "are of ImageNet" if not imagenet else "are means over severities 1 to 5"
         require(options.reference is None, f"--reference alexnet: its published errors {why}")
         notes.append(f"no mCE: AlexNet's published errors {why}")
         return None
@@ -283,6 +302,18 @@ def _reference(ready: Ready, reporter: Reporter, notes: list[str]) -> Reference 
     return run_on_rank0(lambda: _of_result(Path(name), ready))
 
 
+def _unlike_imagenet_c(ready: Ready, *, imagenet: bool) -> str | None:
+    """Why AlexNet's errors on ImageNet-C are no reference here; None where they are."""
+    if not imagenet:
+        return "are of ImageNet"
+    if ready.options.ascending_severities != SEVERITIES:
+        return "are means over severities 1 to 5"
+    side = ready.task.preprocessing.crop
+    if side != ALEXNET_SIDE:
+        return f"are of images of {ALEXNET_SIDE} pixels, and these have {side}"
+    return None if ready.options.stored == "jpeg" else "are of images that were stored as JPEGs (--stored jpeg)"
+
+
 def _of_result(file: Path, ready: Ready) -> Reference:
     """The errors of another robustness result on the same images."""
     if not file.is_file():
@@ -293,7 +324,7 @@ def _of_result(file: Path, ready: Ready) -> Reference:
         result.data["test"].get("fingerprint") == ready.task.test.fingerprint,
         f"--reference {file} is of other test images: measure it on the same ones",
     )
-    for name in ("severities", "library", "seed"):
+    for name in ("severities", "library", "stored", "seed"):
         require(
             result.settings.get(name) == own[name],
             f"--reference {file} has {name} {result.settings.get(name)}, not {own[name]}: measure it alike",

@@ -1,7 +1,7 @@
 """A task with every image set that a robustness evaluation takes."""
 
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import torch
@@ -11,10 +11,12 @@ from excb.errors import require
 from excb.hub.adopted import OwnTransform
 from excb.images.subset import Subset
 
+from ..data.mapping import like_the_others
 from ..data.named_sets import Note
 from ..data.splits import stratified_split
 from ..probes.logistic import SOLVER
-from ..probes.selection import held_out
+from ..probes.penalty import FEW_SETTINGS
+from ..probes.selection import few_labels, held_out
 from ..task import Task, require_colours
 from . import corruptions
 from .corruptions import CorruptedImages
@@ -56,7 +58,10 @@ class Ready:
             f"corruptions are defined from {corruptions.SMALLEST} pixels on: --crop {side} is smaller",
         )
         task = _with_fewer(task, options)
-        others = tuple(open_set(text, classes, border=options.border, note=note) for text in options.also)
+        mapped = partial(like_the_others, others=task.test, note=note)
+        others = tuple(
+            open_set(text, classes, border=options.border, mapped=mapped, note=note) for text in options.also
+        )
         names = [other.name for other in others]
         require(len(set(names)) == len(names), f"--also has two sets with one name ({', '.join(names)}): rename one")
         for text, name in zip(options.also, names, strict=True):
@@ -69,7 +74,14 @@ class Ready:
         """The corrupted test images by corruption, each at all severities."""
         options, task = self.options, self.task
         return {
-            name: CorruptedImages(task.test, task.preprocessing, name, options.ascending_severities, options.seed)
+            name: CorruptedImages(
+                task.test,
+                task.preprocessing,
+                name,
+                options.ascending_severities,
+                options.seed,
+                options.stored == "jpeg",
+            )
             for name in options.corruption_names
         }
 
@@ -89,15 +101,22 @@ class Ready:
         """The same with random weights; see `Task.untrained`."""
         return replace(self, task=self.task.untrained())
 
+    @property
+    def few(self) -> bool:
+        """Whether there are few labels, for which the head has another form."""
+        assert self.task.train.labels is not None
+        return few_labels(self.task.train.labels)
+
     def settings(self) -> dict[str, Any]:
         """Every setting, without outcomes."""
         options = self.options
         values: dict[str, Any] = {
             "corruptions": list(options.corruption_names),
             "severities": list(options.ascending_severities) if options.corruption_names else [],
-            "library": corruptions.version() if options.corruption_names else None,
+            "library": corruptions.VERSION if options.corruption_names else None,
             "corrupted": "the square that the network sees",
-            "head": SOLVER | {"features": "standardised"},
+            "stored": options.stored if options.corruption_names else None,
+            "head": SOLVER | (FEW_SETTINGS if self.few else {"features": "standardised"}),
             "l2": sorted(set(options.l2)),
             "calibration_bins": BINS,
             "candidates": options.candidates,

@@ -33,7 +33,7 @@ _SUMMARY = {
 }
 _ON = re.compile(r"on_(\w+?)_(clean_top1|top1|ece)")
 _WORDS = {"clean_top1": "clean top-1", "top1": "top-1", "ece": "ECE"}
-_OF_CORRUPTIONS = ("corruptions", "severities", "library", "corrupted", "reference")
+_OF_CORRUPTIONS = ("corruptions", "severities", "library", "corrupted", "stored", "reference")
 _OF_SETS = ("sets", "candidates", "border")
 
 
@@ -52,7 +52,7 @@ def _work(task: "Task", options: RobustnessOptions, reporter: Reporter) -> Work:
     cells = len(ready.corrupted) * len(options.ascending_severities)
     then = [f"one head on the train images, judged on the test images and {cells} corruptions of them"]
     if ready.corrupted:
-        then.append("corrupting an image takes 1 to 200 milliseconds of a core beside that, zoom_blur longest")
+        then.append("corrupting an image takes 1 to 500 milliseconds of a core beside that, zoom_blur longest")
     return Work(sets, then=tuple(then))
 
 

@@ -3,7 +3,7 @@
 import hashlib
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -60,7 +60,14 @@ class OtherSet:
         return {"classes": int(self.right.any(1).sum()), "class_map": digest}
 
 
-def open_set(text: str, classes: Sequence[str], *, border: int = 0, note: Note = lambda _line: None) -> OtherSet:
+def open_set(
+    text: str,
+    classes: Sequence[str],
+    *,
+    border: int = 0,
+    mapped: Callable[[Images], Images] = lambda images: images,
+    note: Note = lambda _line: None,
+) -> OtherSet:
     """A set of images by class folders, whose names are classes of the train set, or by a map of names.
 
     Folders that are numbers are indices into ImageNet's classes where the train set has these (ImageNet-V2).
@@ -71,6 +78,7 @@ def open_set(text: str, classes: Sequence[str], *, border: int = 0, note: Note =
             classes do not matter.
         classes: of the train set.
         border: pixels that are cut off on each side of the images of a set with a map, such as ObjectNet's red frame.
+        mapped: the images on the mapping of stored values that the train images have.
         note: called with messages for the user.
 
     Raises:
@@ -79,7 +87,7 @@ def open_set(text: str, classes: Sequence[str], *, border: int = 0, note: Note =
     folder, _, file = text.rpartition("=")
     mapped = is_mapped(text)
     place = folder if mapped else text
-    images = images_with_labels(place, note)
+    images = mapped(images_with_labels(place, note))
     own = images.classes or ()
     table = _named_classes(Path(file), classes) if mapped else _same_classes(own, classes)
     right = torch.zeros(len(own), len(classes), dtype=torch.bool)

@@ -32,7 +32,7 @@ from excb.transfer.task import Task
 from tests.forked import launch
 from tests.run_files import tiny_recipe, write_run
 from tests.transfer.labelled_images import CLASSES, features_by_loop, write_folder
-from tests.transfer.robustness.fake_library import FakeLibrary, install
+from tests.transfer.robustness.recorder import Recorder, install
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 QUIET = Reporter(quiet=True)
@@ -51,8 +51,8 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return place
 
 
-@pytest.fixture(autouse=True)
-def fake(monkeypatch: pytest.MonkeyPatch) -> FakeLibrary:
+@pytest.fixture
+def recorder(monkeypatch: pytest.MonkeyPatch) -> Recorder:
     return install(monkeypatch)
 
 
@@ -197,6 +197,7 @@ def test_references_of_corruption_errors(place: Path) -> None:
 
 def test_on_imagenet_errors_are_relative_to_alexnets(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(protocol, "is_imagenet", lambda _classes: True)
+    monkeypatch.setattr(protocol, "ALEXNET_SIDE", 32)  # of this run's images
     options = replace(OPTIONS, corruptions=("fog", "saturate"), severities=SEVERITIES_OF_THE_PAPER)
     result = measure(task(place), options, QUIET).result
     figures = result.figures
@@ -206,6 +207,13 @@ def test_on_imagenet_errors_are_relative_to_alexnets(place: Path, monkeypatch: p
     assert result.settings["reference"]["name"] == "AlexNet (published)"
     result = measure(task(place), replace(options, severities=(1, 2)), QUIET).result
     assert "no mCE: AlexNet's published errors are means over severities 1 to 5" in result.notes
+    result = measure(task(place), replace(options, stored="exact"), QUIET).result
+    assert any("were stored as JPEGs" in note for note in result.notes)
+    monkeypatch.setattr(protocol, "ALEXNET_SIDE", 224)
+    result = measure(task(place), options, QUIET).result
+    assert "no mCE: AlexNet's published errors are of images of 224 pixels, and these have 32" in result.notes
+    with pytest.raises(UserError, match="of 224 pixels, and these have 32"):
+        measure(task(place), replace(options, reference="alexnet"), QUIET)
 
 
 def test_a_reference_on_other_images_is_refused(place: Path, tmp_path: Path) -> None:
@@ -257,19 +265,19 @@ def test_files_are_recounted_compared_and_listed(place: Path, tmp_path: Path) ->
 
 
 def test_corrupted_features_are_kept(
-    place: Path, tmp_path: Path, fake: FakeLibrary, capsys: pytest.CaptureFixture[str]
+    place: Path, tmp_path: Path, recorder: Recorder, capsys: pytest.CaptureFixture[str]
 ) -> None:
     words = [word for word in command(place) if word != "--no-cache"] + ["--cache", str(tmp_path / "cache")]
     assert main([*words, "--dry-run"]) == 0
     assert "gaussian_noise: 42 images, none cached" in capsys.readouterr().out
     assert main(words) == 0
-    first, calls = capsys.readouterr().out, len(fake.calls)
+    first, calls = capsys.readouterr().out, len(recorder.calls)
     assert "corrupted top-1" in first
     assert main(words) == 0
     assert capsys.readouterr().out == first
-    assert len(fake.calls) == calls  # nothing was corrupted again
+    assert len(recorder.calls) == calls  # nothing was corrupted again
     assert main([*words, "--corruptions", *NAMES, "fog"]) == 0
-    assert {name for name, _ in fake.calls[calls:]} == {"fog"}
+    assert {name for name, _ in recorder.calls[calls:]} == {"fog"}
     capsys.readouterr()
     assert main([*words, "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["protocol"] == "robustness"
@@ -277,7 +285,7 @@ def test_corrupted_features_are_kept(
 
 def test_two_processes_give_the_answer_of_one(place: Path, tmp_path: Path) -> None:
     one, two = tmp_path / "one.json", tmp_path / "two.json"
-    words = [*usual(place), "--corruptions", "none", "--also", str(place / "sketch")]  # without the fake library
+    words = [*usual(place), "--corruptions", "none", "--also", str(place / "sketch")]
     assert main([*words, "--out", str(one)]) == 0
     assert launch("excb.transfer.cli", [*words, "--out", str(two)], 2) == 0
     first, second = (Result.read(file) for file in (one, two))
@@ -315,6 +323,7 @@ def test_mistakes_are_one_line(
     ("options", "message"),
     [
         ({"severities": (1,)}, "--severities needs corruptions"),
+        ({"stored": "exact"}, "--stored needs corruptions"),
         ({"reference": "untrained"}, "--reference needs corruptions"),
         ({"candidates": "all"}, "--candidates needs other sets"),
         ({"also": ("sketch",), "border": 2}, "--border needs a set with a map"),

@@ -1,0 +1,1 @@
+"""ImageNet-C's corruptions, written anew: the results of its authors' code on the same random draws."""
