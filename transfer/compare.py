@@ -52,7 +52,8 @@ def compare_results(
         table: print the table.
 
     Returns:
-        {"first", "second", "images", "warnings", "figures"}, ready for JSON. Every figure has "first", "second" and
+        {"first", "second", "images", "warnings", "notes", "figures"}, ready for JSON. Notes qualify the figures of one
+        result or both. Every figure has "first", "second" and
         "difference" (second minus first) in percent, its 95 % "interval", the images that only one has right (or
         scores higher on), the "p_value", the "test" and the sampling "unit" that it is over, whether the difference is
         "real" at 5 %, and all that in "words".
@@ -70,8 +71,11 @@ def compare_results(
         for name_a, name_b in pairs
     }
     figures = {name: _to_dict(test) for name, test in tests.items()}
+    notes = _qualifying(result_a, result_b)
     for warning in warnings:
         reporter.warn(warning)
+    for note in notes:
+        reporter.note(note)
     if table:
         names = dict.fromkeys(test.test for test in tests.values())
         _print(reporter, name_first, name_second, figures, len(scored_a.names), test=" / ".join(names))
@@ -80,6 +84,7 @@ def compare_results(
         "second": name_second,
         "images": len(scored_a.names),
         "warnings": warnings,
+        "notes": notes,
         "figures": figures,
     }
 
@@ -127,7 +132,16 @@ def _differences(a: Result, b: Result, pairs: Sequence[tuple[str, str]]) -> list
 
 def _of_one_ledger(a: Result, b: Result) -> list[str]:
     """Lines of what was left out or doubted in both, or in one of them."""
-    lines = [result.ledger_lines for result in (a, b)]
+    return _of_both([result.ledger_lines for result in (a, b)])
+
+
+def _qualifying(a: Result, b: Result) -> list[str]:
+    """The notes of both results, or of one of them: few labels, a head that failed, references, chance."""
+    return _of_both([result.notes for result in (a, b)])
+
+
+def _of_both(lines: Sequence[Sequence[str]]) -> list[str]:
+    """Lines that both have, then those of each alone."""
     both = [line for line in lines[0] if line in lines[1]]
     only = [
         f"{which} only: {line}"

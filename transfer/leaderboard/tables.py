@@ -5,7 +5,7 @@ from dataclasses import asdict
 from typing import Any
 
 from excb.files.csv_text import csv_table
-from excb.files.markdown import cell, markdown_table
+from excb.files.markdown import bullets, cell, markdown_table
 from excb.results.result import interval_text
 
 from ..reporting import fields
@@ -13,7 +13,7 @@ from .board import Board, Group, LeaderboardCell, LeaderboardRow
 
 COLUMNS = (
     "task", "images", "protocol", "group", "rank", "model", "method", "network", "epochs", "batch", "crops", "metric",
-    "kind", "percent", "low", "high", "status", "weights_sha256", "source",
+    "kind", "percent", "low", "high", "status", "weights_sha256", "source", "notes",
 )  # fmt: skip
 
 
@@ -29,6 +29,7 @@ def boards_as_markdown(boards: Sequence[Board]) -> str:
         parts.append(f"## {cell(board.title)}: {cell(board.images)}")
         for group in board.groups:
             parts += [_heading(group), _table(group, board.metrics)]
+            parts += [_notes(group)] if _qualified(group) else []
     return "\n\n".join(parts) + "\n"
 
 
@@ -58,6 +59,15 @@ def _table(group: Group, metrics: Sequence[str]) -> str:
     return markdown_table(["#", "model", "method", "network", "epochs", "batch", *shown, "status", "source"], rows)
 
 
+def _notes(group: Group) -> str:
+    """What qualifies measured figures, a line for each row that has notes; the page has those of published ones."""
+    return bullets([(row.model, "; ".join(row.notes)) for row in _qualified(group)])
+
+
+def _qualified(group: Group) -> list[LeaderboardRow]:
+    return [row for row in group.rows if row.notes and row.weights]
+
+
 def _cell_text(figures: LeaderboardCell | None) -> str:
     if figures is None:
         return ""
@@ -82,6 +92,7 @@ def _lines(boards: Sequence[Board]) -> Iterator[list[Any]]:
                 of_row = [row.model, row.method, row.architecture, row.epochs, row.batch, row.crops]
                 start = [board.title, board.images, " ".join(group.names), code, rank, *of_row]
                 end = [row.status, row.weights, "; ".join(source.text for source in row.sources)]
+                end.append("; ".join(row.notes))
                 for metric, figures in row.cells.items():
                     for kind, value, interval in _values(figures):
                         yield [*start, metric, kind, value, *interval, *end]

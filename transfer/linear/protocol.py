@@ -132,6 +132,8 @@ def _show(result: Result, protocol: str, reporter: Reporter) -> None:
     interval = interval_text(result.intervals.get("linear_top1"))
     row = [as_text(settings["chosen"]), f"{figures['linear_top1']:.2f}", interval, f"{figures['linear_top5']:.2f}"]
     reporter.table(f"Linear, protocol {protocol}", ["settings", "top-1 %", "95 % interval", "top-5 %"], [row])
+    for note in result.notes:
+        reporter.note(note)
     if "sweep" not in settings:
         return
     figure = f"{settings['select']}_top1"

@@ -44,7 +44,7 @@ def _work(given: list[Any], shell: Shell, device: "torch.device") -> int:
     for name, why in skipped.items():
         reporter.warn(f"{name}: skipped, {why}")
     heads = Options(tuple(sorted(set(options.shots))), options.episodes, options.k, seed=options.seed)
-    sets = Sets(found, skipped, heads, options.network, reporter)
+    sets = Sets(found, skipped, heads, options.network, reporter, options.range, options.channels)
     candidates = _candidates(options, sets, device)
     if shell.dry_run:
         if is_rank0():
@@ -71,7 +71,8 @@ def _candidates(options: SetsOptions, sets: "Sets", device: "torch.device") -> "
     first = sets.opened[0]
 
     def open_task(checkpoint: str) -> "Task":
-        return task_on(replace(options_of(options, PassOptions), ckpt=checkpoint), first.train, first.test, device)
+        shared = replace(options_of(options, PassOptions), ckpt=checkpoint, range=sets.range_of(first))
+        return task_on(shared, first.train, first.test, device)
 
     preparation = Preparation(open_task, own=options.own_preprocessing)
     twins: dict[str, Candidate] = {}
@@ -116,7 +117,7 @@ def _report(
     shell: Shell,
 ) -> None:
     """Write all tables, and print them."""
-    from .gathering import EXPLANATION, gathered_tables, write_tables
+    from .gathering import EXPLANATION, gathered_tables, notes_of, write_tables
 
     reporter, out = shell.reporter, shell.out
     assert out is not None
@@ -124,13 +125,16 @@ def _report(
     if not made:
         return
     metrics = {each.entry.name: each.entry.metric.title for each in sets.opened}
-    plain, files = write_tables(made, metrics, sets.skipped, out)
+    notes = notes_of(outcomes)
+    plain, files = write_tables(made, metrics, sets.skipped, out, notes=notes)
     if shell.json:
         reporter.answer(json.dumps(plain, indent=2))
     else:
         for each in made:
             reporter.table(each.table.title, each.table.headings, each.table.lines)
         reporter.answer(EXPLANATION)
+        for note in notes:
+            reporter.note(note)
         for name, why in sets.skipped.items() if shell.quiet else ():
             reporter.answer(f"{name}: skipped, {why}")
     reporter.note(f"wrote {', '.join(map(str, files))}")

@@ -62,6 +62,16 @@ def gathered_tables(
     ]
 
 
+def notes_of(outcomes: Mapping[str, Sequence[StepOutcome]]) -> list[str]:
+    """What qualifies the figures of any result, each line once, with the checkpoints and sets that it is of."""
+    places: dict[str, list[str]] = {}
+    for name, made in outcomes.items():
+        for each in made:
+            for note in [] if each.result is None else each.result.remarks:
+                places.setdefault(note, []).append(f"{name} on {each.step.name}")
+    return [f"{', '.join(where)}: {note}" for note, where in places.items()]
+
+
 def head_title(head: str) -> str:
     """The words that people call a head by."""
     return _TITLES.get(head) or f"{head.removeprefix('shot')} image{'s' * (head != 'shot1')} of each class"
@@ -100,7 +110,12 @@ def _majority(head: str, made: Sequence[StepOutcome]) -> HeadFigures:
 
 
 def write_tables(
-    tables: Sequence[HeadTable], metrics: Mapping[str, str], skipped: Mapping[str, str], folder: Path
+    tables: Sequence[HeadTable],
+    metrics: Mapping[str, str],
+    skipped: Mapping[str, str],
+    folder: Path,
+    *,
+    notes: Sequence[str] = (),
 ) -> tuple[dict[str, Any], list[Path]]:
     """Write all tables as a page, Markdown, CSV, LaTeX and JSON.
 
@@ -109,6 +124,7 @@ def write_tables(
         metrics: in words, by set.
         skipped: why sets have no figures, by name.
         folder: for the files.
+        notes: what qualifies the figures; see `notes_of`.
 
     Returns:
         Plain values as in the JSON, and the files.
@@ -124,9 +140,11 @@ def write_tables(
         [each.table for each in tables],
         EXPLANATION,
         [(heading, [(name, text, None) for name, text in each.items()]) for heading, each in lists if each],
+        list(notes),
         command=NAME,
     )
-    plain = {"tables": [each.to_dict() for each in tables], "metrics": dict(metrics), "skipped": dict(skipped)}
+    plain: dict[str, Any] = {"tables": [each.to_dict() for each in tables], "metrics": dict(metrics)}
+    plain |= {"skipped": dict(skipped), "notes": list(notes)}
     texts = {
         "html": sheet_as_page(sheet),
         "md": sheet_as_markdown(sheet),
