@@ -124,6 +124,7 @@ class Layout:
     heads_of: Callable[[Dictionaries], dict[str, Tensor]] | None = None
     # That the authors evaluate with; None where anybody's files are of this layout.
     preprocessing: Preprocessing | None = USUAL
+    own_size: bool = False  # whether they evaluate at the size that the network's position embeddings are for
 
 
 _STD_228 = Preprocessing(std=(0.228, 0.224, 0.225))  # SwAV's, and so DeepCluster-v2's and ExCB's
@@ -211,6 +212,7 @@ LAYOUTS = (
         keys=("predictor",),
         attention_heads={1280: 16, 1408: 16},
         preprocessing=_BICUBIC,
+        own_size=True,
     ),
     Layout(
         "data2vec",

@@ -122,7 +122,11 @@ def _preprocessing(
 ) -> tuple[Preprocessing, str]:
     """The preprocessing of a file's images, and its source: the authors of its layout or names, timm, or none."""
     if layout is not None and layout.preprocessing is not None:
-        return layout.preprocessing, f"as the authors of {layout.name} evaluate it"
+        evaluated, size = layout.preprocessing, published_preprocessing(architecture) if layout.own_size else None
+        return (
+            evaluated if size is None else resized_preprocessing(evaluated, size.crop),
+            f"as the authors of {layout.name} evaluate it",
+        )
     if evaluated is not None:
         return evaluated, "as the authors of such files evaluate them"
     if architecture.name.startswith("timm:") and (published := published_preprocessing(architecture)):

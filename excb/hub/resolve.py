@@ -8,7 +8,7 @@ from typing import Literal
 
 from excb.checkpoint.exported import CONFIG
 from excb.errors import UserError, nearest_name, nearest_path
-from excb.hub.catalogue import Checkpoint, bundled_folder, checkpoints, find, find_built_in, names
+from excb.hub.catalogue import Checkpoint, bundled_folder, checkpoints, find, find_at, find_built_in, names
 from excb.remote import byte_ranges
 from excb.remote.home import folder_of, home
 from excb.remote.wheels import PYPI
@@ -44,7 +44,8 @@ def resolve(name: str | os.PathLike[str], *, network: Literal["teacher", "studen
     if name.startswith(WEB):
         digest = hashlib.sha256(f"{network} {name}".encode(errors="surrogatepass")).hexdigest()
         folder = folder_of(f"web-{digest[:16]}")
-        return Resolved(name, folder if (folder / CONFIG).is_file() else None, (name,), folder.name)
+        there = folder if (folder / CONFIG).is_file() else None
+        return Resolved(name, there, (name,), folder.name, find_at({name}))
     if name.startswith(TIMM) and name.lower().endswith(_NOT_PRETRAINED):
         name = UNTRAINED + name[: -len(_NOT_PRETRAINED)]
     if name.startswith((HUB, TIMM, UNTRAINED)) or byte_ranges.is_remote(name):

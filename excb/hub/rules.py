@@ -56,6 +56,7 @@ FIELDS = {
     "locations": Field(
         list_of(_LOCATION), 'a list of "hf-hub:user/repo@revision", "https://..." or "pypi:PACKAGE==VERSION/PATH"'
     ),
+    "also_at": Field(list_of(matching(r"hf-hub:[\w.-]+/[\w.-]+")), 'a list of "hf-hub:user/repo"'),
     "digest": Field(matching("sha256:[0-9a-f]{8,64}|md5:[0-9a-f]{8,32}"), '"sha256:" or "md5:" and 8 digits or more'),
     "layout": _TEXT,
     "network": Field(one_of("teacher", "student"), '"teacher" or "student"'),

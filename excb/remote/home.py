@@ -72,6 +72,11 @@ def recorded(url: str) -> str | None:
     return None if entry is None else str(entry["sha256"])
 
 
+def addresses_with(sha256: str) -> set[str]:
+    """The addresses of all files with a recorded sha256. Raises UserError if the record cannot be read."""
+    return {url for url, entry in _hashes().items() if entry["sha256"] == sha256}
+
+
 def record_hash(url: str, sha256: str, size: int) -> None:
     """Record, or replace, sha256 (hexadecimal) and size (bytes) of the file at `url`. Raises UserError if it cannot."""
     file, advice = home() / HASHES, f"name a folder elsewhere in {VARIABLE}"

@@ -7,6 +7,7 @@ import json
 import re
 import tomllib
 from collections.abc import Callable
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -119,10 +120,19 @@ def test_preprocessing_is_timms_or_the_authors(name: str) -> None:
     assert row.preprocessing.std == tuple(cfg.std)
     if row.method in ("DINOv2", "DINOv3", "MAE", "DINO"):  # whose evaluation takes 224 pixels of 256
         assert row.preprocessing == Preprocessing(interpolation="bicubic")
+    elif row.method == "CLIP":  # which resizes to its own size
+        assert row.preprocessing == replace(timms(cfg), resize=224)
+    elif row.method.startswith("SigLIP"):  # which resizes without regard to proportions
+        side = cfg.input_size[1]
+        assert row.preprocessing == replace(timms(cfg), resize=side, crop_mode="squash")
     else:
-        assert (row.preprocessing.crop, row.preprocessing.interpolation) == (cfg.input_size[1], cfg.interpolation)
-        assert row.preprocessing.resize == int(cfg.input_size[1] / cfg.crop_pct)
-        assert row.preprocessing.crop_mode == cfg.crop_mode
+        assert row.preprocessing == timms(cfg)
+
+
+def timms(cfg: Any) -> Preprocessing:
+    """The preprocessing of one of timm's configurations."""
+    side, mean, std = cfg.input_size[1], tuple(cfg.mean), tuple(cfg.std)
+    return Preprocessing(int(side / cfg.crop_pct), side, mean, std, cfg.interpolation, cfg.crop_mode)
 
 
 def test_clip_has_the_activation_that_it_was_trained_with() -> None:
