@@ -66,6 +66,7 @@ def run_training(
     verdict: bool = True,
     second: SecondSignal = "exit",
     teachers: Mapping[str, Backbone] | None = None,
+    extend: int | None = None,
 ) -> int:
     """Pretrain, or resume the run in `out`, until it is finished or asked to stop.
 
@@ -81,6 +82,7 @@ def run_training(
         verdict: end by judging whether the run learned; it takes two passes over the monitor's images.
         second: what a second request to stop does (`StopRequest`).
         teachers: frozen ones of `recipe.distil.teachers` that are in memory, by name.
+        extend: continue the finished run in `out` for so many epochs beyond the recipe's; its schedules begin anew.
 
     Returns:
         Exit code: 0, or 128 + the signal that stopped the run.
@@ -108,6 +110,8 @@ def run_training(
 
     run_on_rank0(lock)
     try:
+        if extend is not None:
+            recipe = run_on_rank0(lambda: _extended(recipe, folder, extend, reporter))
         recipe = run_on_rank0(lambda: adopted(recipe, reporter.note, begun=begun))
         images = in_colours(images, recipe.data.colours)  # which the checkpoint may decide
         recipe = all_succeed(lambda: fit_channels(recipe, pixels_of(images).channels, reporter.note))
@@ -119,6 +123,18 @@ def run_training(
     finally:
         if folder is not None:
             folder.close()
+
+
+def _extended(recipe: Recipe, folder: RunFolder | None, epochs: int, reporter: Reporter) -> Recipe:
+    """The recipe of the run in the folder, with so many epochs more. Only rank 0 has the folder."""
+    assert folder is not None
+    longer = folder.extended(recipe, epochs)
+    optim, start = longer.optim, longer.optim.restarts[-1]
+    reporter.note(
+        f"epochs {start + 1} to {optim.epochs} extend the run, and all schedules begin anew: the learning rate warms "
+        f"up for {min(optim.warmup_epochs, optim.epochs - start):g} epochs, then falls on a cosine"
+    )
+    return longer
 
 
 def _with_precision(recipe: Recipe, folder: RunFolder | None, device: torch.device, reporter: Reporter) -> Recipe:

@@ -11,7 +11,7 @@ from torch.optim import SGD, AdamW, Optimizer
 
 from excb.settings import MethodSettings
 
-from .recipe import AdaptSettings, OptimSettings
+from .recipe import AdaptSettings, OptimSettings, cycle
 
 
 def cosine(start: float, end: float, progress: float) -> float:
@@ -35,12 +35,23 @@ class Schedules:
         """Steps of the whole run."""
         return self.optim.epochs * self.steps_per_epoch
 
+    def _cycle(self, step: int) -> tuple[int, int]:
+        """Steps since the schedules began or began anew, and how many they last."""
+        first, last = (epoch * self.steps_per_epoch for epoch in cycle(step / self.steps_per_epoch, self.optim.marks))
+        return step - first, last - first
+
+    def _progress(self, step: int) -> float:
+        """How far the schedules are: 0 where they begin or begin anew, 1 at their end."""
+        done, steps = self._cycle(step)
+        return done / steps
+
     def learning_rate(self, step: int) -> float:
-        """Linear warm-up from 0, then a cosine to the floor."""
-        peak, warmup = self.optim.base_lr * self.optim.batch / 256, self._warmup
-        if step < warmup:
-            return peak * (step + 1) / warmup
-        return cosine(peak, peak * self.optim.lr_floor, (step - warmup) / max(1, self.steps - warmup))
+        """Linear warm-up from 0, then a cosine to the floor; both again after each of `optim.restarts`."""
+        done, steps = self._cycle(step)
+        peak, warmup = self.optim.base_lr * self.optim.batch / 256, min(self._warmup, steps)
+        if done < warmup:
+            return peak * (done + 1) / warmup
+        return cosine(peak, peak * self.optim.lr_floor, (done - warmup) / max(1, steps - warmup))
 
     @property
     def _warmup(self) -> int:
@@ -68,15 +79,15 @@ class Schedules:
         """Weight of the anchor; 0 while the whole backbone is frozen, since nothing could move it."""
         if self.first_released(step) == self.layers:
             return 0.0
-        return cosine(self.adapt.anchor, self.adapt.anchor_end, step / self.steps)
+        return cosine(self.adapt.anchor, self.adapt.anchor_end, self._progress(step))
 
     def weight_decay(self, step: int) -> float:
         """Weight decay of all weights but centroids."""
-        return cosine(self.optim.weight_decay, self.optim.weight_decay_end, step / self.steps)
+        return cosine(self.optim.weight_decay, self.optim.weight_decay_end, self._progress(step))
 
     def centroid_decay(self, step: int) -> float:
         """Weight decay of the centroids (Sec. 4.1: 1e-3 to 1e-4 on a cosine)."""
-        factor = cosine(self.optim.centroid_decay, self.optim.centroid_decay_end, step / self.steps)
+        factor = cosine(self.optim.centroid_decay, self.optim.centroid_decay_end, self._progress(step))
         return factor * self.weight_decay(step)
 
     def teacher_momentum(self, step: int) -> float:
@@ -87,7 +98,7 @@ class Schedules:
         """
         if self.average:
             return 1 - 1 / max(1.0, self.average * (step + 1))
-        return cosine(self.method.teacher_momentum, self.method.teacher_momentum_end, step / self.steps)
+        return cosine(self.method.teacher_momentum, self.method.teacher_momentum_end, self._progress(step))
 
     def centroids_frozen(self, step: int) -> bool:
         """Whether the centroids are frozen in this step (DINO's freeze_last_layer)."""

@@ -35,7 +35,15 @@ TRAINED = "excb"
 SHOWN = (*WITHOUT_NETWORK, patches.NAME, UNTRAINED)  # the references, in the order of table and picture
 
 
-def run_quickstart(recipe: Recipe, out: Path, reporter: Reporter, *, table: bool = True, profile: bool = False) -> int:
+def run_quickstart(
+    recipe: Recipe,
+    out: Path,
+    reporter: Reporter,
+    *,
+    table: bool = True,
+    profile: bool = False,
+    extend: int | None = None,
+) -> int:
     """Write patches of photographs, pretrain on the train patches, and compare the k-NN accuracy of several features.
 
     Patches go into `data` in the run folder `out`, and its `report.json` gains `knn`. Returns the exit code.
@@ -57,7 +65,7 @@ def run_quickstart(recipe: Recipe, out: Path, reporter: Reporter, *, table: bool
     figures[UNTRAINED] = knn(sets, lambda images: extract(untrained, Inputs(images, preprocessing), batch=256))
     seconds_before = time.monotonic() - start
     # No verdict: the table below judges the run, on patches that it has not seen.
-    if code := run_training(recipe, sets[0], out, reporter, table=False, profile=profile, verdict=False):
+    if code := run_training(recipe, sets[0], out, reporter, table=False, profile=profile, verdict=False, extend=extend):
         return code
     after = time.monotonic()
     trained = loading.load(out)

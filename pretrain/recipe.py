@@ -5,8 +5,10 @@ needs no torch.
 """
 
 import dataclasses
+import itertools
 import json
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
@@ -76,7 +78,9 @@ class ModelSettings:
         default_factory=dict,
         metadata={"doc": "keyword arguments of the network, as JSON", "paper": "", "source": "ours"},
     )
-    drop_path: float = option(0.0, "stochastic depth of the student (timm's networks)", paper="0; ViT: 0.1 (DINO)")
+    drop_path: float = option(
+        0.0, "stochastic depth of the student (timm's networks)", paper="not said; ViT: DINO's", source="settled: none"
+    )
     position_interpolation: Literal["antialiased", "dino"] = option(
         "antialiased",
         "bicubic interpolation of a ViT's position embeddings for other view sizes: timm's, antialiased, or DINO's",
@@ -118,7 +122,8 @@ class ViewSettings:
     scale_end: float | None = option(
         None,
         "move the smallest global and the largest local share to this on a cosine over the epochs",
-        paper="fixed (authors' code: 0.26 to 0.14)",
+        paper="not said (authors' code: 0.26 to 0.14)",
+        source="settled: none",
     )
     ratio: tuple[float, float] = option((3 / 4, 4 / 3), "aspect ratio of crops", source="BYOL")
     interpolation: Literal["bicubic", "bilinear"] = option("bicubic", "of crops, antialiased", source="BYOL")
@@ -130,7 +135,10 @@ class ViewSettings:
     hue: float = option(0.1, "largest change of hue, of a full turn", source="BYOL")
     grey: float = option(0.2, "probability of losing all colour", source="BYOL")
     blur: tuple[float, float] = option(
-        (1.0, 0.1), "probability of Gaussian blur in odd and even global views", paper="BYOL's (authors' code: 0, 0.9)"
+        (1.0, 0.1),
+        "probability of Gaussian blur in odd and even global views",
+        paper="BYOL's (authors' code: 0, 0.9)",
+        source="BYOL",
     )
     blur_local: float = option(0.5, "the same in local views", paper="DINO's (authors' code: 0)", source="DINO")
     blur_kernel: int = option(23, "side of the blur's kernel in pixels", source="BYOL (authors' code: 9)")
@@ -149,9 +157,14 @@ class ViewSettings:
         source="ImageNet (authors' code: 0.228 for red, a slip)",
     )
     eval_resize: int = option(
-        256, "shorter side in evaluation, in pixels; both sides of squash, the longer one of border", paper="256"
+        256,
+        "shorter side in evaluation, in pixels; both sides of squash, the longer one of border",
+        paper="not said",
+        source="authors' code",
     )
-    eval_crop: int = option(224, "side of the central crop in evaluation, in pixels", paper="224")
+    eval_crop: int = option(
+        224, "side of the central crop in evaluation, in pixels", paper="not said", source="authors' code"
+    )
     eval_crop_mode: CropMode = option(
         "center",
         "timm's: center keeps the proportions and cuts, squash makes the image square, border fills it up to a square "
@@ -228,6 +241,9 @@ class OptimSettings:
     batch: int = option(1024, "images per step, all processes together", paper="1,024 (ablated 256, 512)")
     base_lr: float = option(0.15, "learning rate per 256 images of the batch", paper="0.15; ViT: 0.0005 (DINO)")
     warmup_epochs: float = option(10.0, "epochs of linear warm-up, then a cosine", paper="10")
+    restarts: tuple[int, ...] = option(
+        (), "epochs after which all schedules begin anew, with the warm-up; `--extend` adds one", source="SGDR"
+    )
     lr_floor: float = option(
         0.0, "the cosine's last value, as a share of the peak", paper="not said (authors' code: 1e-4)", source="settled"
     )
@@ -241,7 +257,9 @@ class OptimSettings:
     clip: float | None = option(
         None, "largest gradient norm of each parameter tensor", paper="none; ViT: 3.0 (DINO)", source="DINO"
     )
-    frozen_centroid_epochs: int = option(0, "epochs at the start with fixed centroids", paper="0; ViT: 1 (DINO)")
+    frozen_centroid_epochs: int = option(
+        0, "epochs at the start with fixed centroids", paper="not said; ViT: DINO's", source="settled: none"
+    )
 
     def __post_init__(self) -> None:
         require_choices("optim", self)
@@ -250,9 +268,23 @@ class OptimSettings:
         require(self.base_lr > 0, "optim.base_lr must be above 0")
         require(self.clip is None or self.clip > 0, "optim.clip must be above 0, or none")
         require(0 <= self.momentum < 1, "optim.momentum must lie in [0, 1)")
+        require(
+            all(before < after for before, after in itertools.pairwise(self.marks)),
+            f"optim.restarts are epochs between 0 and optim.epochs ({self.epochs}), each after the one before",
+        )
         decays = ("weight_decay", "weight_decay_end", "centroid_decay", "centroid_decay_end")
         for name in ("warmup_epochs", "lr_floor", "frozen_centroid_epochs", *decays):
             require(getattr(self, name) >= 0, f"optim.{name} must not be negative")
+
+    @property
+    def marks(self) -> tuple[int, ...]:
+        """Epochs at which the schedules begin, begin anew, and end."""
+        return (0, *self.restarts, self.epochs)
+
+
+def cycle(epoch: float, marks: Sequence[int]) -> tuple[int, int]:
+    """The two marks between which a run is after so many epochs; after the last one, those that end it."""
+    return next((two for two in itertools.pairwise(marks) if epoch < two[1]), (marks[-2], marks[-1]))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -610,4 +642,6 @@ class Recipe:
         for name in _ADDED_VIEWS:
             if getattr(self.views, name) == getattr(views, name):
                 del values["views"][name]
+        if not self.optim.restarts:
+            del values["optim"]["restarts"]
         return values

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from excb.console import Reporter
-from excb.errors import UserError, is_rank0
+from excb.errors import UserError, is_rank0, require
 from excb.files import json_text
 from excb.files.run_files import RECIPE, REPORT
 
@@ -102,6 +102,7 @@ def train(
     against: Sequence[str] = (),
     quiet: bool = False,
     profile: bool = False,
+    extend: int | None = None,
     **overrides: Any,
 ) -> Run:
     """Pretrain on images without labels, or resume the run in `out`: what `excb-pretrain RECIPE` does, in this process.
@@ -124,6 +125,7 @@ def train(
         against: checkpoints that the verdict compares the run with, beside its references.
         quiet: no notes and no progress.
         profile: record a few steps and report where their time goes.
+        extend: continue the finished run in `out` for so many epochs beyond the recipe's; all schedules begin anew.
         overrides: values that replace the recipe's, by section: `optim={"epochs": 50}`, `method={"clusters": 300}`.
 
     Returns:
@@ -140,6 +142,7 @@ def train(
 
     if data is None and listed is None:
         raise UserError("name the folder of images with data=, or a list of them with listed=")
+    require(extend is None or type(extend) is int, f"extend is a number of epochs, not {extend!r}")
     names, given = named_teachers(teacher)
     changed = changed_recipe(recipe, init=init, teachers=names, **overrides)
     place = run_place(os.fspath(out)) if out is not None else RunLocation(Path("runs") / changed.name)
@@ -157,6 +160,7 @@ def train(
             against=against,
             second="interrupt",
             teachers=given,
+            extend=extend,
         )
     if code in STOPPED:
         # The handlers are the program's own again: it hears of the signal as if it had come now, with the run saved.
@@ -199,13 +203,15 @@ def plan(
     from .initialise import adopted
     from .plan.devices import find_gpu
     from .plan.plan import plan_run
+    from .training.pixels import with_their_pixels
 
     gpu = None if device is None else find_gpu(device)
     text = None if data is None else os.fspath(data)
     refuse_stream(text, "plan")
-    images = None if text is None else training_images(text, None)
     names, given = named_teachers(teacher)
     changed = changed_recipe(recipe, init=init, teachers=names, **overrides)
+    quiet = Reporter(quiet=True)
+    images = None if text is None else with_their_pixels(training_images(text, None), changed.data, quiet)
     settled = adopted(changed, Reporter(quiet=True).note)
     return plan_run(settled, gpus, images, measure=measure, gpu=gpu, teachers=given)
 

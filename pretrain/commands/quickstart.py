@@ -39,7 +39,9 @@ def _on_photographs(options: argparse.Namespace, recipe: Recipe, _device: "torch
         raise UserError("the quickstart writes to this machine: name a folder in --out, or images in --data")
     from ..quickstart import run_quickstart
 
-    code = run_quickstart(recipe, place.folder, reporter, table=not options.json, profile=options.profile)
+    code = run_quickstart(
+        recipe, place.folder, reporter, table=not options.json, profile=options.profile, extend=options.extend
+    )
     print_report(code, options, reporter)
     return code
 

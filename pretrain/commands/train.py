@@ -42,6 +42,12 @@ def add_training(parser: Parser) -> None:
     parser.add_argument(
         "--dry-run", action="store_true", help="say whether it can run and what it takes, or print the Slurm script"
     )
+    parser.add_argument(
+        "--extend",
+        type=int,
+        metavar="N",
+        help="continue a finished run for N epochs beyond the recipe's; all schedules begin anew, with the warm-up",
+    )
     parser.add_argument("--profile", action="store_true", help="record a few steps and report where their time goes")
 
 
@@ -61,12 +67,16 @@ def _dry_run(options: argparse.Namespace, recipe: Recipe) -> int:
     from ..data.hub_stream import refuse_stream
     from ..initialise import adopted
     from ..plan.plan import plan_run, print_plan_report
+    from ..run.run_folder import extended, stored_recipe
     from ..training.pixels import with_their_pixels
     from ..training.start import check_run
 
     refuse_stream(options.data, "--dry-run")
     reporter = reporter_of(options)
     images = with_their_pixels(training_images(options.data, options.list, reporter.note), recipe.data, reporter)
+    if options.extend is not None:
+        place = place_of(options)
+        _, recipe = extended(recipe, stored_recipe(place.folder), place, options.extend)
     check_run(recipe, images)
     recipe = adopted(recipe, reporter.note)
     report = plan_run(recipe, options.gpus, images, measure=False, gpu=None, reporter=reporter)  # builds the network
@@ -108,6 +118,7 @@ def train_here(options: argparse.Namespace, recipe: Recipe, device: "torch.devic
         table=not options.json,
         profile=options.profile,
         against=options.against,
+        extend=options.extend,
     )
     print_report(code, options, reporter)
     return code

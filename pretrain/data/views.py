@@ -18,7 +18,7 @@ from torch.nn import functional as F
 from excb import seeding
 from excb.images.random_crops import BOX_DRAWS, Box, crop_box
 
-from ..recipe import ViewSettings
+from ..recipe import ViewSettings, cycle
 from .augmentation import (
     BRIGHTNESS,
     CONTRAST,
@@ -40,10 +40,11 @@ class ViewMaker:
 
     Args:
         epochs: length of the run; the scale of the crops may depend on it.
+        restarts: epochs after which the scale begins anew.
     """
 
-    def __init__(self, settings: ViewSettings, *, seed: int, epochs: int) -> None:
-        self._settings, self._seed, self._epochs = settings, seed, epochs
+    def __init__(self, settings: ViewSettings, *, seed: int, epochs: int, restarts: tuple[int, ...] = ()) -> None:
+        self._settings, self._seed, self._marks = settings, seed, (0, *restarts, epochs)
         self._random = seeding.generator(0)
         self._fresh: Any = self._random.bit_generator.state
 
@@ -128,7 +129,8 @@ class ViewMaker:
     def _draw(self, size: tuple[int, int], epoch: int, sample: int, view: int) -> tuple[Box, list[float]]:
         """A view's box in an image of this size, and its row of parameters."""
         settings = self._settings
-        scales = settings.scales(epoch, self._epochs)[0 if view < settings.global_views else 1]
+        first, last = cycle(epoch, self._marks)
+        scales = settings.scales(epoch - first, last - first)[0 if view < settings.global_views else 1]
         # What `seeding.generator` returns for this key. Constructing it would take five times as long.
         self._fresh["state"]["key"][0] = seeding.fold(seeding.Purpose.VIEW, self._seed, epoch, sample, view)
         self._random.bit_generator.state = self._fresh

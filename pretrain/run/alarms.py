@@ -131,8 +131,10 @@ class Health:
         return None
 
     def _early(self, figures: Mapping[str, float]) -> bool:
-        """The first epoch and warm-up, in which healthy runs have not learned much either."""
-        return figures["epoch"] <= max(1.0, self._recipe.optim.warmup_epochs)
+        """The first epoch and warm-up, also after a restart, in which healthy runs have not learned much either."""
+        optim, epoch = self._recipe.optim, figures["epoch"]
+        began = max((mark for mark in optim.restarts if mark < epoch), default=0)
+        return epoch - began <= max(1.0, optim.warmup_epochs)
 
     def _clusters_of(self, figures: Mapping[str, float]) -> Alarm | None:
         clusters = self._clusters

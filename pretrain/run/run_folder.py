@@ -17,7 +17,7 @@ import torch
 from excb.checkpoint import run_checkpoint
 from excb.checkpoint.same_run import changes, require_same_run
 from excb.distributed.collectives import world_size
-from excb.errors import UserError
+from excb.errors import UserError, require
 from excb.files import json_text
 from excb.files.atomic import write_text
 from excb.files.run_files import METRICS, RECIPE, REPORT
@@ -31,6 +31,7 @@ from .remote_mirror import Mirror, RunLocation
 CURVES, DIVERGED = "curves.png", "diverged"
 PRECISIONS = ("fp32", "bf16", "fp16", "fp64")  # that a run may be in; its recipe.json never says auto
 # What may change between two starts of a run, because no weight depends on it.
+LENGTH = ("optim.epochs", "optim.restarts")  # what `--extend` changes
 RESUMABLE_CHANGES = ("efficiency", "monitor", "run.save_epochs", "run.save_steps", "run.keep", "run.log_steps")
 
 
@@ -47,6 +48,7 @@ class RunFolder:
 
     def __init__(self, place: RunLocation, warn: Callable[[str], None]) -> None:
         self.place, self.path = place, place.folder
+        self._extends: tuple[int, int] | None = None  # epochs that the run has, and is to have
         path = self.path
         try:
             path.mkdir(parents=True, exist_ok=True)
@@ -91,17 +93,65 @@ class RunFolder:
             UserError: the folder belongs to a run with another recipe or other images; or the URL cannot be used.
         """
         data, file = facts_of_images(images), self.path / RECIPE
-        remote = self._mirror.text(RECIPE) if self._mirror is not None else None
+        remote, extends = self._mirror.text(RECIPE) if self._mirror is not None else None, self._extends is not None
         if remote is not None:
-            _refuse_others(remote, recipe, data, str(self.place))
-        refuse_other_run(self.path, recipe, data)
+            _refuse_others(remote, recipe, data, str(self.place), extends=extends)
+        refuse_other_run(self.path, recipe, data, extends=extends)
         if self._mirror is not None:
             self._mirror.receive()
+        if extends:
+            self._reopen(recipe.steps_per_epoch(len(images)))
         write_text(
             json.dumps({"excb_version": __version__, "recipe": recipe.to_dict(), "data": data}, indent=2) + "\n", file
         )
         if self._mirror is not None:
             self._mirror.claim(RECIPE)
+
+    def extended(self, recipe: Recipe, epochs: int) -> Recipe:
+        """A recipe with so many epochs more, where its run is stored here; `begin` then takes it for that run.
+
+        The schedules begin anew where the run had ended. A run that has these epochs already stays as it is, so the
+        same command resumes an extension that was interrupted.
+
+        Args:
+            recipe: of the run before it was extended.
+            epochs: beyond those of the recipe.
+
+        Raises:
+            UserError: there is no run here, or it has more epochs.
+        """
+        before, longer = extended(recipe, self._stored(), self.place, epochs)
+        self._extends = before, longer.optim.epochs
+        return longer
+
+    def _stored(self) -> str | bytes | None:
+        """The run's `recipe.json`, here or at the URL; None for a new run."""
+        text = self._mirror.text(RECIPE) if self._mirror is not None else None
+        return text if text is not None else stored_recipe(self.path)
+
+    def _reopen(self, steps_per_epoch: int) -> None:
+        """Remove the report of a finished run that is to be longer.
+
+        Raises:
+            UserError: the run is not finished, or ended itself.
+        """
+        assert self._extends is not None
+        before, after = self._extends
+        newest = max(map(run_checkpoint.step_of, run_checkpoint.in_run(self.path)), default=0)
+        report = self.path / REPORT
+        if newest < before * steps_per_epoch and after > before:
+            if ended := _why_ended(report):
+                raise UserError(
+                    f"the run in {self.place} ended itself ({ended}), and more epochs would not help: start another "
+                    f"one from it with init={self.place}"
+                )
+            raise UserError(
+                f"the run in {self.place} has not finished its {before} epochs: finish it with the command that began "
+                "it, then extend it"
+            )
+        if newest < after * steps_per_epoch:
+            with _changing(self.path):
+                report.unlink(missing_ok=True)
 
     def precision(self) -> str | None:
         """The precision that the run has been computed in; None for a new run, or where `begin` will refuse the folder.
@@ -109,10 +159,8 @@ class RunFolder:
         Raises:
             UserError: the URL cannot be read.
         """
-        text: str | bytes | None = self._mirror.text(RECIPE) if self._mirror is not None else None
         try:
-            if text is None and _has_trained(self.path):
-                text = (self.path / RECIPE).read_bytes()
+            text = self._stored()
             stored = None if text is None else json_text.parse(text)["recipe"]["efficiency"]["precision"]
         except (OSError, ValueError, KeyError, TypeError):
             return None
@@ -172,16 +220,56 @@ class RunFolder:
         write_text(json.dumps(figures, indent=2) + "\n", self.path / REPORT)
 
 
-def refuse_other_run(folder: Path, recipe: Recipe, data: dict[str, Any]) -> None:
+def stored_recipe(folder: Path) -> bytes | None:
+    """The `recipe.json` of a folder whose run has come to results, else None."""
+    return (folder / RECIPE).read_bytes() if _has_trained(folder) else None
+
+
+def extended(recipe: Recipe, text: str | bytes | None, place: object, epochs: int) -> tuple[int, Recipe]:
+    """How many epochs a stored run has, and its recipe with so many more (`RunFolder.extended`).
+
+    Args:
+        recipe: of the run before it was extended.
+        text: its `recipe.json`, or None.
+        place: where it is, for messages.
+        epochs: beyond those of `recipe`.
+
+    Raises:
+        UserError: there is no run, it has more epochs, or `epochs` is below 1.
+    """
+    require(epochs >= 1, f"extend a run by one epoch or more, not by {epochs}")
+    if text is None:
+        raise UserError(f"--extend continues a finished run, and {place} holds none: name its folder with --out")
+    try:
+        stored = json_text.parse(text)["recipe"]["optim"]
+        before, restarts = int(stored["epochs"]), tuple(map(int, stored.get("restarts", ())))
+    except (ValueError, KeyError, TypeError, AttributeError):
+        raise UserError(_damaged(place)) from None
+    after, more = recipe.optim.epochs + epochs, before - recipe.optim.epochs
+    require(after >= before, f"the run in {place} has {before} epochs already: --extend {more} or more")
+    marks = restarts if after == before else (*restarts, before)
+    return before, recipe.change(optim={"epochs": after, "restarts": marks})
+
+
+def _why_ended(report: Path) -> str:
+    """Why a run ended before its last epoch, from its report; empty where it did not, or is not finished."""
+    try:
+        return str(json_text.parse(report.read_bytes()).get("ended") or "")
+    except (OSError, ValueError, AttributeError):
+        return ""
+
+
+def refuse_other_run(folder: Path, recipe: Recipe, data: dict[str, Any], *, extends: bool = False) -> None:
     """Refuse a folder that holds a run with another recipe or other images.
 
     A run that was refused before its first step (a wrong init=) left a recipe but no result, and does not count.
+    With `extends` the run may have other epochs.
 
     Raises:
         UserError: the folder belongs to a run with another recipe or other images.
     """
     if _has_trained(folder):
-        _refuse_others((folder / RECIPE).read_bytes(), recipe, data, os.fspath(folder))
+        _refuse_others((folder / RECIPE).read_bytes(), recipe, data, os.fspath(folder), extends=extends)
 
 
 def _has_trained(folder: Path) -> bool:
@@ -197,7 +285,11 @@ def _set_aside(place: Path) -> None:
     place.rename(next(free for name in names if not os.path.lexists(free := place.with_suffix(name))))
 
 
-def _refuse_others(text: str | bytes, recipe: Recipe, data: dict[str, Any], place: str) -> None:
+def _damaged(place: object) -> str:
+    return f"{place}/{RECIPE} is damaged: move the folder away, or choose another --out"
+
+
+def _refuse_others(text: str | bytes, recipe: Recipe, data: dict[str, Any], place: str, *, extends: bool) -> None:
     """Compare a stored `recipe.json` with recipe and images."""
     try:
         old = json_text.parse(text)
@@ -206,12 +298,16 @@ def _refuse_others(text: str | bytes, recipe: Recipe, data: dict[str, Any], plac
         if not isinstance(old_fingerprint, str):
             raise TypeError("the fingerprint is not text")
     except (ValueError, KeyError, TypeError, AttributeError):
-        raise UserError(f"{place}/{RECIPE} is damaged: move the folder away, or choose another --out") from None
+        raise UserError(_damaged(place)) from None
+    new_recipe, more = completed(recipe.to_dict()), old_recipe["optim"]["epochs"] - recipe.optim.epochs
+    others = changes(old_recipe, new_recipe, resumable_changes=(*RESUMABLE_CHANGES, *LENGTH))
+    if not others and not extends and recipe.optim.restarts != tuple(old_recipe["optim"]["restarts"]) and more > 0:
+        raise UserError(f"the run in {place} was extended by {more} epochs: repeat the command with --extend {more}")
     require_same_run(
         place,
         old_recipe,
-        completed(recipe.to_dict()),
-        resumable_changes=RESUMABLE_CHANGES,
+        new_recipe,
+        resumable_changes=(*RESUMABLE_CHANGES, *(LENGTH if extends else ())),
         advice="repeat its settings to resume it, or choose another --out",
     )
     require_same_run(

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.optim import SGD, AdamW, Optimizer
 
+from excb.errors import UserError
 from excb.method import Network
 from excb.pretrain.optim import (
     Schedules,
@@ -137,6 +138,26 @@ def test_learning_rate_rises_once_to_the_peak_and_never_above_it(
     assert max(rates) == close(0.6)
     assert rates[: top + 1] == sorted(rates[: top + 1])
     assert rates[top:] == sorted(rates[top:], reverse=True)
+
+
+def test_schedules_begin_anew_at_restarts() -> None:
+    plan = schedules(RECIPES["vits16_300ep"](), epochs=30, restarts=(12, 20), warmup_epochs=4)
+    for first, last in ((0, 12), (12, 20), (20, 30)):
+        alone = schedules(RECIPES["vits16_300ep"](), epochs=last - first, warmup_epochs=4)
+        for step in range((last - first) * STEPS):
+            here = first * STEPS + step
+            for value in ("learning_rate", "weight_decay", "centroid_decay", "teacher_momentum"):
+                assert getattr(plan, value)(here) == close(getattr(alone, value)(step)), (value, here)
+    assert plan.steps == 30 * STEPS
+    assert plan.centroids_frozen(0)
+    assert not plan.centroids_frozen(12 * STEPS)  # frozen at the start of a run, not of each cycle
+    assert plan.learning_rate(30 * STEPS) == close(plan.optim.base_lr * plan.optim.batch / 256 * plan.optim.lr_floor)
+
+
+@pytest.mark.parametrize("restarts", [(0,), (30,), (5, 5), (9, 4), (40,), (-1,)])
+def test_restarts_lie_within_the_run(restarts: tuple[int, ...]) -> None:
+    with pytest.raises(UserError, match=r"optim\.restarts are epochs between 0 and"):
+        schedules(epochs=30, restarts=restarts)
 
 
 def test_weight_decay_of_resnet_is_fixed_and_of_the_vit_rises_on_a_cosine() -> None:
