@@ -25,7 +25,7 @@ class MethodSettings:
     predictor_layers: int = option(1, "hidden layers of the predictor g", paper="1")
     predictor: bool = option(True, "train the second half of the loss through a predictor g (ablated)", paper="yes")
     predictor_input_norm: bool = option(
-        False, "BatchNorm before the predictor", paper="not said", source="paper; the authors' code has it"
+        False, "BatchNorm before the predictor", paper="not said", source="settled; the authors' code has it"
     )
     projector_output_norm: bool = option(
         False,
@@ -37,7 +37,8 @@ class MethodSettings:
     head: Literal["auto", "batchnorm", "gelu"] = option(
         "auto",
         "hidden layers of the heads: Linear-BatchNorm-ReLU or Linear-GELU (auto: as the backbone has BatchNorm or not)",
-        paper="BatchNorm and ReLU for ResNet-50; DINO's (GELU) for ViT",
+        paper="not said for ResNet-50; DINO's for ViT",
+        source="authors' code",
     )
     head_batches: Literal["all_views", "per_resolution"] = option(
         "all_views",
@@ -88,8 +89,12 @@ class MethodSettings:
         paper="exact",
         source="authors' code",
     )
-    winner_gain: float = option(1.0, "factor on the winning similarity after B", paper="1 (authors' code: 1.01)")
-    clamp: bool = option(False, "clamp similarities to [-1, 1] after B", paper="no (authors' code: yes)")
+    winner_gain: float = option(
+        1.0, "factor on the winning similarity after B", paper="not said (authors' code: 1.01)", source="settled: none"
+    )
+    clamp: bool = option(
+        False, "clamp similarities to [-1, 1] after B", paper="not said (authors' code: yes)", source="settled: none"
+    )
     projector_on_local: bool = option(
         True, "match the projector's output on local views too", paper="yes (Eq. 7; authors' code: no)"
     )
@@ -125,6 +130,7 @@ class MethodSettings:
         "random",
         "first centroids: torch's Linear default, or spherical k-means of projected training views",
         paper="not said (authors' code: kmeans)",
+        source="settled: torch's",
     )
     kmeans_samples: int = option(500_000, "training views used by k-means at most", source="authors' code")
     kmeans_iterations: int = option(50, "iterations of k-means", source="authors' code")

@@ -8,10 +8,11 @@ from typing import Any
 from excb.console import Reporter
 
 from .overrides import apply, field_names
+from .provenance import provenance
 from .recipe import Recipe
 from .recipes import RECIPES
 
-KEYS = ("field", "value", "from", "speed_only", "paper", "doc")
+KEYS = ("field", "value", "from", "where", "speed_only", "paper", "doc")
 ADOPTED_VALUE = "the checkpoint's"  # of a field that `init` decides
 SPEED = "speed only"  # marks what changes speed or memory, never the result's definition
 
@@ -31,38 +32,46 @@ def print_recipe(recipe: Recipe, values: Sequence[str], reporter: Reporter, *, a
             each["field"],
             value_text(each["value"]),
             each["from"],
+            each["where"],
             SPEED if each["speed_only"] else "",
             each["paper"],
             each["doc"],
         ]
         for each in rows
     ]
-    reporter.table(recipe.name, ["field", "value", "from", "changes", "paper", "what it is"], table)
+    reporter.table(recipe.name, ["field", "value", "from", "where", "changes", "paper", "what it is"], table)
     return 0
 
 
 def recipe_rows(recipe: Recipe, values: Sequence[str]) -> list[dict[str, Any]]:
-    """One row per field: value, origin, whether it affects speed only, the paper's value, and what it is."""
+    """One row per field: value, origin and its place, whether it affects speed only, the paper's value, what it is."""
     final, default = apply(recipe, values), Recipe(name="")
     base = recipe.name.removesuffix("_official")
     doc = "a loadable backbone or full checkpoint to start from"
-    rows = [("init", final.init, "command line" if final.init else "default", False, "random weights", doc)]
+    rows = [("init", final.init, "command line" if final.init else "default", "", False, "random weights", doc)]
+    places = provenance()
     for name in field_names(recipe)[1:]:
         section, field = name.split(".")
         value, ours, usual = (getattr(getattr(r, section), field) for r in (final, recipe, default))
         metadata = next(f for f in dataclasses.fields(getattr(recipe, section)) if f.name == field).metadata
         if name in final.adopts:
-            value, origin = ADOPTED_VALUE, "init"
+            value, origin, source = ADOPTED_VALUE, "init", ""
         elif value != ours:
-            origin = "command line"
+            origin, source = "command line", ""
         elif base != recipe.name and ours != getattr(getattr(RECIPES[base](), section), field):
-            origin = "official (authors' code)"  # also where it equals the default again
+            origin, source = "official (authors' code)", "authors' code"  # also where it equals the default again
         elif ours == usual:
-            origin = f"default ({metadata['source']})"
+            origin, source = f"default ({metadata['source']})", metadata["source"]
         else:
-            origin = f"recipe {base}"
-        rows.append((name, value, origin, section == "efficiency", metadata["paper"], metadata["doc"]))
+            origin, source = f"recipe {base}", _source_of_recipe(base)
+        where = places[name].where(source) if name in places else ""
+        rows.append((name, value, origin, where, section == "efficiency", metadata["paper"], metadata["doc"]))
     return [dict(zip(KEYS, row, strict=True)) for row in rows]
+
+
+def _source_of_recipe(name: str) -> str:
+    """The source of the values in which a recipe differs from the defaults, for `Provenance.where`."""
+    return "vit" if name.startswith("vits16") else "paper" if name.startswith("rn50") else "ours"
 
 
 def value_text(value: Any) -> str:

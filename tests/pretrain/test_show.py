@@ -58,7 +58,7 @@ def test_rows_are_the_recipes_fields_with_their_values(name: str) -> None:
     for row in json.loads(json.dumps(rows)):
         section, _, field = row["field"].rpartition(".")
         assert row["value"] == (plain[section][field] if section else plain[field])
-        assert set(row) == {"field", "value", "from", "speed_only", "paper", "doc"}
+        assert set(row) == {"field", "value", "from", "where", "speed_only", "paper", "doc"}
         assert row["doc"]
 
 
@@ -169,6 +169,7 @@ def test_text_holds_every_field_with_value_origin_and_meaning(capsys: pytest.Cap
         "optim.optimizer",
         "adamw",
         "recipe vits16_100ep",
+        "DINO: --optimizer; authors' code: configs/vit_s16_ep800.yaml:1",
         "SGD; ViT: AdamW (DINO)",
         "optimizer",
     ]
