@@ -18,6 +18,7 @@ from importlib import metadata
 import pytest
 from packaging.version import Version
 
+from tests.cpu_time import CpuTime
 from tests.made_once import MadeOnce
 
 CHROMIUM_NAMES = ("chromium", "chromium-browser", "google-chrome")
@@ -96,6 +97,12 @@ def pytest_collection() -> Generator[None, object, object]:
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--run-slow", action="store_true", help="run the tests marked slow as well")
+    parser.addoption("--cpu", metavar="N", type=int, help="list the N tests that took most CPU time")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if most := config.getoption("--cpu"):
+        config.pluginmanager.register(CpuTime(most))
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -50,6 +50,7 @@ def test_a_disk_that_stays_full_is_the_same_line_again(images: Path, undisturbed
     assert_equal(undisturbed, out)
 
 
+@pytest.mark.usefixtures("full_end")
 def test_a_picture_that_cannot_be_drawn_stops_nothing(images: Path, undisturbed: Path, tmp_path: Path) -> None:
     out = tmp_path / "run"
     (out / "curves.png" / "in the way").mkdir(parents=True)

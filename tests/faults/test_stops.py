@@ -49,6 +49,7 @@ def test_sigkill_after_the_deadline(images: Path, undisturbed: Path, tmp_path: P
     assert_equal(undisturbed, out)
 
 
+@pytest.mark.usefixtures("full_end")
 def test_a_run_that_is_measuring_leaves_too(images: Path, undisturbed: Path, tmp_path: Path) -> None:
     """Figures are measured when the run resumes: in the middle, a second time there, and at the very end."""
     out = tmp_path / "run"
