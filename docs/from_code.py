@@ -67,6 +67,7 @@ def options() -> list[str]:
             lines += ["", f"## {section}", "", about_section.partition("\n")[0], ""]
             lines += _table(["value", "default", "from", "in the paper", "what it is"], [])[:-1]
         source = re.sub(r"^default \((.*)\)$", r"\1", row["from"])
+        source += f": {row['where'].removeprefix(f'{source}: ')}" if row["where"] else ""
         lines += _rows([[f"`{field}`", _code(value_text(row["value"])), source, row["paper"], row["doc"]]])
     return [*lines, ""]
 
