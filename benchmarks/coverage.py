@@ -1,52 +1,32 @@
 """Coverage: whether 95 % intervals hold the truth in 95 % of simulated evaluations, and tests err in 5 %.
 
-Run: python -m benchmarks.coverage [--trials 1000]
+Run: python -m benchmarks.coverage [--trials 1000] [--only "leave-one-out"]
 Prints a table: for each kind of figure and number of images, the share of trials whose interval holds the truth, of
 paired tests the share that calls equals different, and of tables of equal checkpoints the share with one tier.
 """
 
 import argparse
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from functools import cache, partial
 
 import numpy as np
 import torch
 
 from excb.inference import accuracy, means, statistics
+from excb.inference.estimate import Estimate, mean_of
 from excb.inference.tiers import LEVEL, pairwise, tiers
 from excb.transfer.dense.patches.metrics import Areas, area_difference, area_spread
 from excb.transfer.reporting import average_precision
 from excb.transfer.reporting.average_precision import area
+from excb.transfer.robustness.metrics import drop_interval
+from excb.transfer.sets.metrics import MEAN_PER_CLASS, TOP1
+from excb.transfer.sets.standings import SetAnswers
 
-Trial = Callable[[np.random.Generator], bool]  # whether an interval holds the truth, or a test calls equals different
+from .cases import Case, Trial, held, inside
+from .coverage_neighbours import cases as neighbour_cases
+
 TIERS = (2, 5, 10)  # equal checkpoints
 _CLASSES = 8  # of masks
-
-
-@dataclass(frozen=True)
-class Case:
-    """A kind of interval or test, and the truth that it is about.
-
-    Attributes:
-        name: for people.
-        trial: draws an evaluation and judges it.
-        least: of the share of trials, at least this is right.
-        most: and at most this.
-        quick: whether few trials are a test of the suite.
-    """
-
-    name: str
-    trial: Trial
-    least: float = 0.93
-    most: float = 0.97
-    quick: bool = False
-
-
-def inside(ends: tuple[float, float] | None, truth: float) -> bool:
-    """Whether an interval in percent holds a truth in percent."""
-    assert ends is not None
-    return ends[0] <= truth <= ends[1]
 
 
 def hits(images: int, share: float) -> Trial:
@@ -171,21 +151,30 @@ def randomised(images: int) -> Trial:
 def _cases() -> Iterator[Case]:
     for images in (30, 100, 400, 2000):
         for share in (0.5, 0.9, 0.98):
-            yield Case(f"top-1 of {share:.0%}, {images:,} images", hits(images, share), most=0.985, quick=images == 30)
+            yield Case(
+                f"top-1 of {share:.0%}, {images:,} images",
+                hits(images, share),
+                most=0.985,
+                quick=200 if images == 30 else 0,
+            )
     for images in (50, 100, 1000):
-        yield Case(f"difference of two top-1, {images:,} images", top1_pair(images), quick=images == 100)
-        yield Case(f"test: McNemar, mid-P, {images:,} images", mcnemar(images), 0.03, 0.06, quick=images == 100)
+        yield Case(f"difference of two top-1, {images:,} images", top1_pair(images), quick=200 if images == 100 else 0)
+        yield Case(
+            f"test: McNemar, mid-P, {images:,} images", mcnemar(images), 0.03, 0.06, quick=200 if images == 100 else 0
+        )
     for images in (20, 30, 100, 400):
         trial = scores(images, lambda random, n: random.beta(0.5, 1, n), 1 / 3)
-        yield Case(f"mean of skewed scores, {images:,} images", trial, quick=images == 30)
+        yield Case(f"mean of skewed scores, {images:,} images", trial, quick=200 if images == 30 else 0)
     for images in (30, 100, 400):
         trial = scores(images, nearly_all_right, 0.9 + 0.1 / 3)
         yield Case(f"mean of scores, nine in ten of them 1, {images:,} images", trial, most=0.99)
     for images in (20, 100, 1000):
-        yield Case(f"difference of mean scores, {images:,} images", mean_pair(images), quick=images == 20)
-        yield Case(f"test: randomisation, {images:,} images", randomised(images), 0.03, 0.06, quick=images == 20)
+        yield Case(f"difference of mean scores, {images:,} images", mean_pair(images), quick=200 if images == 20 else 0)
+        yield Case(
+            f"test: randomisation, {images:,} images", randomised(images), 0.03, 0.06, quick=200 if images == 20 else 0
+        )
     for images in (40, 100, 400):
-        yield Case(f"mean IoU, {images:,} images", segmented(images), quick=images == 40)
+        yield Case(f"mean IoU, {images:,} images", segmented(images), quick=200 if images == 40 else 0)
     for images in (40, 100):
         yield Case(f"difference of two mean IoU, {images:,} images", segmented_pair(images))
     for images in (100, 400):
@@ -193,13 +182,84 @@ def _cases() -> Iterator[Case]:
         yield Case(f"test: mAP of several labels, {images:,} images", labelled_pair(images), 0.03, 0.065)
 
 
-CASES = tuple(_cases())
+def classes_judged(images: int) -> Trial:
+    """The mean of the accuracies of twenty classes, of unlike sizes and difficulty."""
+    accuracies = np.random.default_rng(1).beta(3, 1.5, 20)
+    sizes = np.random.default_rng(2).dirichlet(np.full(20, 5.0))
+
+    def trial(random: np.random.Generator) -> bool:
+        targets = random.choice(20, images, p=sizes)
+        return inside(
+            MEAN_PER_CLASS.interval(random.random(images) < accuracies[targets], targets), 100 * accuracies.mean()
+        )
+
+    return trial
 
 
-def held(case: Case, trials: int) -> float:
-    """The share of seeded trials that a case holds in."""
-    random = np.random.default_rng(0)
-    return sum(case.trial(random) for _ in range(trials)) / trials
+def drop(images: int) -> Trial:
+    """The relative drop of accuracy under corruption, of 80 % by a quarter; hard images are hard in all versions."""
+
+    def trial(random: np.random.Generator) -> bool:
+        hardness = random.random(images)
+        clean = (0.5 * hardness + 0.5 * random.random(images) < 0.684).astype(np.float64)
+        versions = (0.5 * hardness[:, None] + 0.5 * random.random((images, 5)) < 0.553).mean(1)
+        ends = drop_interval(torch.from_numpy(clean), torch.from_numpy(versions))
+        return inside(ends, _expected_drop())
+
+    return trial
+
+
+@cache
+def _expected_drop() -> float:
+    random = np.random.default_rng(9)
+    hardness, other = random.random(4_000_000), random.random(4_000_000)
+    score = 0.5 * hardness + 0.5 * other
+    return 100 * (1 - float((score < 0.553).mean()) / float((score < 0.684).mean()))
+
+
+def sets_mean(images: int) -> Trial:
+    """The mean of top-1 over four sets."""
+    shares = (0.5, 0.7, 0.9, 0.6)
+
+    def trial(random: np.random.Generator) -> bool:
+        answers = [
+            SetAnswers(TOP1, random.random(images) < share, np.zeros(images, np.int64)).spread for share in shares
+        ]
+        return inside(mean_of(answers).interval(), 100 * float(np.mean(shares)))
+
+    return trial
+
+
+def seeds(number: int) -> Trial:
+    """The mean over seeds, or over n-shot episodes."""
+    return lambda random: inside(Estimate.of_mean(random.normal(0.6, 0.02, number)).interval(), 60.0)
+
+
+def segmentations(images: int) -> Trial:
+    """Whether two equally good segmentations of unlike images are called different."""
+
+    def trial(random: np.random.Generator) -> bool:
+        first, second = masks(random, images), masks(random, images)
+        return area_difference([first], [second], "miou").p_value() < LEVEL
+
+    return trial
+
+
+def _more_cases() -> Iterator[Case]:
+    for images in (300, 1000):
+        yield Case(f"mean accuracy of 20 classes, {images:,} images", classes_judged(images), most=0.98)
+    for images in (100, 400):
+        yield Case(f"relative drop, {images:,} images", drop(images), quick=200 if images == 100 else 0)
+    for images in (100, 500):
+        yield Case(f"mean of 4 sets, {images:,} images each", sets_mean(images))
+    for number in (3, 5, 100):
+        words = "seeds" if number < 100 else "episodes"
+        yield Case(f"mean over {number} {words}", seeds(number), quick=200 if number == 3 else 0)
+    for images in (40, 100):
+        yield Case(f"test: mIoU, {images:,} images", segmentations(images), 0.03, 0.07)
+
+
+CASES = (*_cases(), *_more_cases(), *neighbour_cases())
 
 
 def one_tier(checkpoints: int, trials: int, *, images: int = 500) -> float:
@@ -225,12 +285,15 @@ def main() -> None:
     """Print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--trials", type=int, default=1000)
-    trials = parser.parse_args().trials
+    parser.add_argument("--only", default="", metavar="WORDS", help="cases whose names have these words")
+    options = parser.parse_args()
+    trials = options.trials
+    torch.set_num_threads(1)
     print("| interval or test | share of trials, % | aim, % |\n| --- | --- | --- |")
-    for case in CASES:
+    for case in (case for case in CASES if options.only in case.name):
         aim = "5" if case.most < 0.5 else "95"
         print(f"| {case.name} | {100 * held(case, trials):.1f} | {aim} |", flush=True)
-    for checkpoints in TIERS:
+    for checkpoints in TIERS if options.only in "one tier" else ():
         share = 100 * one_tier(checkpoints, trials)
         print(f"| {checkpoints} equal checkpoints, 500 images: one tier | {share:.1f} | 95 or more |", flush=True)
 

@@ -36,7 +36,7 @@ FAILED = {  # alarms that mean, while they are active, that the run has failed w
     "diverging": "its loss has risen above chance",
 }
 UNCLEAR = 5.0  # points; with a wider margin there are too few images to say that nothing was learned
-RISING = 1.0  # points in the last quarter of the run that count as a curve that still rises
+RISING = 1.0  # points in the last quarter of the run that count as a curve that still rises, if no chance
 FALLING = 0.02  # the same of the loss, relative
 SHORT = 1500  # steps; the recipes for small sets take about as many
 A_CLUSTER = 20  # images that it should hold (docs/is-my-run-normal.md)
@@ -193,6 +193,12 @@ class RunFigures:
         rivals = [name for name in self.references if name in names]
         return max(rivals, key=lambda name: self.references[name][self.decisive])
 
+    @property
+    def stronger(self) -> str | None:
+        """The strongest of all references, if it is a network that was asked for and is better by more than chance."""
+        name = self.best_of(self.references.keys() - self.costs.keys())
+        return name if name not in TITLES and -self.lead(name) > self.margin(name) else None
+
     def lead(self, reference: str) -> float:
         """Points by which the decisive figure is ahead of a reference."""
         return self.figures[self.decisive] - self.references[reference][self.decisive]
@@ -239,6 +245,8 @@ def judge_run(run: RunFigures) -> RunVerdict:
     summary += "".join(f" {each.sentence(helps=bool(learned))}" for each in _comparisons(run))
     if others := [run.described(name) for name in run.references if name not in TITLES and name not in run.costs]:
         summary += f" For comparison: {', '.join(others)}."
+    if (stronger := run.stronger) is not None:
+        summary += f" The strongest reference is {run.described(stronger)}, {-run.lead(stronger):.1f} points above."
     if run.decisive != "knn_top1":
         summary += " Without labels this says how well features know an image again, not what they say of its subject."
     return RunVerdict(
@@ -356,7 +364,9 @@ def _advice(run: RunFigures, learned: bool | None) -> Iterator[str]:
         )
     if run.adapted is not None:
         yield from _advice_on_adapting(run, run.adapted, poor=poor)
-    if poor and recipe.init is None and not run.costs:
+    if (stronger := run.stronger) is not None:
+        yield f"learn from what is better: `excb-pretrain distil {stronger} --data DIR`, or use it as it is"
+    elif poor and recipe.init is None and not run.costs:
         yield "continue from a trained backbone: `excb-pretrain adapt NAME --data DIR`, a NAME of `excb-zoo list`"
     if poor and run.images < FEW:
         yield f"add images: {run.images:,} are few, and they need no labels"
@@ -404,7 +414,7 @@ def _still_improving(run: RunFigures) -> str:
         if not before or curve[-1][0] < run.recipe.optim.epochs:
             continue
         (start, earlier), (_, latest) = before[-1], curve[-1]
-        if name != "loss" and latest - earlier >= RISING:
+        if name != "loss" and latest - earlier >= max(RISING, run.margins.get(GUESSING, 0.0)):
             return f"{FIGURES[name]} still rose by {latest - earlier:.1f} points after epoch {start}"
         if name == "loss" and latest < (1 - FALLING) * earlier:
             return f"the loss still fell from {earlier:.3f} to {latest:.3f} after epoch {start}"

@@ -15,6 +15,7 @@ BASELINES = {
 }
 # The names of references in results, by the options that ask for them.
 REFERENCES = {"untrained": "untrained", "pixels": "pixels", "histogram": "colour_histogram", "patches": "patches"}
+AGAINST = "against"  # the option that names further checkpoints; in results they have their own names
 # Options that change no figure, but only where and how fast it is computed.
 WITHOUT_EFFECT = frozenset(("device", "batch_size", "workers", "cache", "no_cache"))
 CKPT = "run folder, checkpoint file, exported folder, name of `excb-zoo list`, timm:NAME or untrained:NAME"
@@ -140,6 +141,9 @@ class BaselineOptions(PixelsOption, UntrainedOption):
 
     histogram: bool = option(False, f"also evaluate {BASELINES['histogram']}, as a reference")
     patches: bool = option(False, f"also evaluate {BASELINES['patches']}, as a reference")
+    against: tuple[str, ...] = option(
+        (), "also evaluate these frozen checkpoints, such as mobilenetv2, as references", metavar="CKPT"
+    )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,7 +12,7 @@ from excb.console import Reporter, duration
 from excb.errors import UserError, is_rank0
 from excb.option_parser import flag_of, of_arguments, of_values
 
-from .options import REFERENCES, WITHOUT_EFFECT
+from .options import AGAINST, REFERENCES, WITHOUT_EFFECT
 from .protocol import Measurement, Protocol, StoppedEvaluationError, Work
 from .shell import Shell, shell_command
 
@@ -68,16 +68,23 @@ class Evaluation:
         Raises:
             UserError: an image cannot be read, or options do not suit the images.
         """
-        from .protocols import headline
         from .reporting.references import with_references
 
         made, references = self.protocol.measure(task, self.own, reporter), dict[str, Measurement]()
         for option in self._references(task):
             words, reference = task.reference(option)
             reporter.note(f"{words}:")
-            references[REFERENCES[option]] = self.protocol.measure(reference(), self._with_state_of(option), reporter)
+            own = self._with_state_of(REFERENCES[option])
+            references[REFERENCES[option]] = self.protocol.measure(reference(), own, reporter)
+        for number, checkpoint in enumerate(getattr(self.shared, AGAINST, ())):
+            reporter.note(f"{checkpoint}:")
+            own = self._with_state_of(f"{AGAINST}{number}")
+            references[checkpoint] = self.protocol.measure(task.beside(checkpoint), own, reporter)
         if references:
-            made = with_references(made, references, main=headline(made.result.figures))
+            figures = made.result.figures
+            main = self.protocol.headline if self.protocol.headline in figures else next(iter(figures))
+            sides = {name: (each.result, each.scored) for name, each in references.items()}
+            made = made.with_result(with_references((made.result, made.scored), sides, main=main))
         return made.with_result(with_clipped(made.result, task.sets))
 
     def _references(self, task: "Task") -> list[str]:
@@ -85,19 +92,20 @@ class Evaluation:
         asked = [option for option in self.protocol.references if getattr(self.shared, option)]
         return [option for option in asked if option != "untrained" or not task.is_untrained]
 
-    def _with_state_of(self, option: str) -> Any:
+    def _with_state_of(self, reference: str) -> Any:
         """The protocol's own options, with an unfinished state beside that of the checkpoint."""
         state = getattr(self.own, self.protocol.state) if self.protocol.state else None
         if state is None:
             return self.own
-        return replace(self.own, **{self.protocol.state: state.with_name(f"{state.name}.{REFERENCES[option]}")})
+        return replace(self.own, **{self.protocol.state: state.with_name(f"{state.name}.{reference}")})
 
     def dry_run(self, task: "Task", reporter: Reporter) -> int:
         """Answer what the evaluation computes and takes; all ranks call this. The exit code."""
         if self.protocol.dry_run is not None:
             return self.protocol.dry_run(task, self.own, reporter)
         work = Work(task.sets) if self.protocol.work is None else self.protocol.work(task, self.own, reporter)
-        again = tuple(f"all of that once more with {task.reference(name)[0]}" for name in self._references(task))
+        others = [*(task.reference(name)[0] for name in self._references(task)), *getattr(self.shared, AGAINST, ())]
+        again = tuple(f"all of that once more with {name}" for name in others)
         forecast(task, replace(work, then=(*work.then, *again)), reporter)
         return 0
 

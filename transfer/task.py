@@ -227,6 +227,27 @@ class Task:
         network.transform = prepared  # type: ignore[assignment]
         return replace(self, backbone=adopt(network).eval().to(self.device), doubts={})
 
+    def beside(self, checkpoint: str) -> Self:
+        """The same evaluation of another checkpoint, on images as that one prepares them; all ranks call this.
+
+        Raises:
+            UserError: it cannot be loaded, or as `on`.
+        """
+        backbone = backbone_of(checkpoint)
+        prepared = replace(backbone.transform, pixels=self.preprocessing.pixels)
+        where, batch, workers = self.device, self.batch, self.workers
+        return self.on(
+            backbone,
+            prepared,
+            self.train,
+            self.test,
+            device=where,
+            batch=batch,
+            workers=workers,
+            cache=self.cache,
+            precision=self.precision,
+        )
+
     def reference(self, option: str) -> tuple[str, Callable[[], Self]]:
         """A reference of the evaluation, by the option that asks for it: its words, and what makes its task."""
         if option == "untrained":

@@ -6,6 +6,8 @@ up to twice the true spread, and queries alone find too little. The two halves o
 The square of their difference is on average twice the variance on one half, and four times that on all images.
 """
 
+import math
+
 import numpy as np
 
 from excb.inference.estimate import LEAST, Estimate
@@ -45,4 +47,4 @@ def halved(value: float, differences: np.ndarray, images: int) -> Estimate:
 
 def enough(k: int) -> int:
     """How many nearest images of each query are needed, so that its half holds k of them but for rare cases."""
-    return 2 * k + 8 * round(k**0.5)
+    return 2 * k + 8 * math.ceil(k**0.5)

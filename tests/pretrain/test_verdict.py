@@ -51,7 +51,7 @@ def test_a_student_is_judged_beside_its_teacher_which_is_no_mere_comparison() ->
     verdict = judge_run(run(60.0, references=REFERENCES | {"mobilenetv2": 65.0, "other": 70.0}, costs=COSTS))
     assert verdict.learned is True  # a teacher is not a reference that a student must be ahead of
     assert "It keeps 92 % of the k-NN top-1 of mobilenetv2 (60.0 of 65.0 %) at 1/4 of its time" in verdict.summary
-    assert verdict.summary.endswith("For comparison: other (70.0 %).")
+    assert "For comparison: other (70.0 %). The strongest reference is other (70.0 %)" in verdict.summary
     assert RunVerdict.from_dict(json.loads(json.dumps(verdict.to_dict()))) == verdict
 
 
@@ -165,6 +165,24 @@ def test_what_was_only_asked_for_does_not_decide() -> None:
     verdict = judge_run(run(60.0, references=REFERENCES | {"rn50_400ep": 90.0}))
     assert verdict.learned is True
     assert "For comparison: rn50_400ep (90.0 %)." in verdict.summary
+    assert "The strongest reference is rn50_400ep (90.0 %), 30.0 points above." in verdict.summary
+    assert any("excb-pretrain distil rn50_400ep --data DIR" in advice for advice in verdict.advice)
+    within_chance = judge_run(run(60.0, references=REFERENCES | {"rn50_400ep": 61.0}))
+    assert "strongest" not in within_chance.summary
+    assert not any("distil" in advice for advice in within_chance.advice)
+
+
+def test_the_spread_that_was_measured_decides_what_is_chance() -> None:
+    margins = {"colour_histogram": 12.0, "guessing": 3.0}
+    assert judge_run(run(60.0)).learned is True
+    found = judge_run(run(60.0, margins=margins))
+    assert found.learned is None
+    assert "no different from a colour histogram (50.9 %) within 12.0" in found.summary
+    assert RunVerdict.from_dict(found.to_dict()) == found
+    rising = epochs({"knn_top1": 40.0}, {"knn_top1": 55.0}, {"knn_top1": 58.0}, {"knn_top1": 60.0})
+    assert any("still rose" in advice for advice in judge_run(run(60.0, epochs=rising)).advice)
+    within_chance = judge_run(run(60.0, epochs=rising, margins={"guessing": 3.0}))
+    assert not any("still rose" in advice for advice in within_chance.advice)
 
 
 def test_without_labels_instances_decide_and_the_unit_is_told() -> None:

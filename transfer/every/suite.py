@@ -19,7 +19,7 @@ from excb.option_parser import of_words, to_words
 from excb.results.result import Result
 from excb.version import __version__
 
-from ..options import BASELINES, REFERENCES, PassOptions
+from ..options import AGAINST, BASELINES, REFERENCES, PassOptions
 from ..protocol import Protocol, SuiteStep
 from ..protocols import PROTOCOLS, of_command
 from ..runner import Evaluation, narrowed
@@ -38,7 +38,7 @@ _WORDS = {
     "masks": "the images of --masks",
     "feature_precision": "--feature-precision",
     "untrained": "--untrained",
-    **{name: f"--{name}" for name in BASELINES},
+    **{name: f"--{name}" for name in (*BASELINES, AGAINST)},
 }
 
 
@@ -98,7 +98,8 @@ def _steps_of(name: str, task: Task, options: SuiteOptions, depends_on: Mapping[
     protocol = PROTOCOLS[name]
     if protocol.in_suite is None:
         return ()
-    asked = {each: True for each in protocol.references if getattr(options, each)}
+    asked: dict[str, Any] = {each: True for each in protocol.references if getattr(options, each)}
+    asked |= {AGAINST: list(options.against)} if options.against and hasattr(protocol.shared, AGAINST) else {}
     return protocol.in_suite.steps(task, options_of(options, protocol.in_suite.options), {**depends_on, **asked})
 
 
@@ -207,7 +208,7 @@ def finished(step: PlannedStep, folder: Path) -> tuple[bool, str]:
         return False, ""
     now = identity(step)
     # A reference that is no longer asked for does no harm beside the figures.
-    for name in [*now, *(name for name in before if name not in {"sha256", *REFERENCES, *now})]:
+    for name in [*now, *(name for name in before if name not in {"sha256", AGAINST, *REFERENCES, *now})]:
         same = _same_command if name == "command" else operator.eq
         if not same(before.get(name), now.get(name)):
             return False, f"{_WORDS.get(name, name)} changed"

@@ -148,9 +148,12 @@ def _result(task: InstanceTask, options: InstanceOptions, measured: InstanceMeas
     intervals = {name: statistics.interval(each) for name, each in scores.items()}
     bases = {name: statistics.basis(each)._replace(unit=_QUERY) for name, each in scores.items()}
     if copies:
-        bases |= dict.fromkeys((MICRO, RECALL), JACKKNIFE._replace(unit=_QUERY))
-        spreads = zip((MICRO, RECALL), measured.candidates.spreads(), strict=True)
-        intervals |= {name: ends for name, spread in spreads if (ends := spread.interval()) is not None}
+        bases[MICRO] = JACKKNIFE._replace(unit=_QUERY)
+        if (ends := measured.candidates.spread().interval()) is not None:
+            intervals[MICRO] = ends
+    inference = stated(bases, intervals)
+    if copies:
+        inference[RECALL] = {"unit": _QUERY, "method": "none", "none": "single queries move it by jumps"}
     grouped = [name for name in scores if "_mAP" in name] if copies else scored.main
     return Result(
         protocol="instances",
@@ -161,7 +164,7 @@ def _result(task: InstanceTask, options: InstanceOptions, measured: InstanceMeas
         ledger=described["ledger"],
         seconds=round(seconds, 1),
         intervals=intervals,
-        inference=stated(bases, intervals),
+        inference=inference,
         per_class={name: statistics.by_class(scores[name], scored.targets, scored.classes) for name in grouped},
         notes=_notes(task, measured),
     )

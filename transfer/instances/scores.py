@@ -75,17 +75,19 @@ class Candidates:
         """The highest share of true pairs that some threshold finds with a precision of `PRECISION`; 0 if none does."""
         return _recall_at_precision(self.right.ravel()[self._order], int(self.positives.sum()))
 
-    def spreads(self) -> tuple[Estimate, Estimate]:
-        """Both figures with their spread: groups of queries are left out, each query with all its candidates."""
+    def spread(self) -> Estimate:
+        """muAP with its spread: groups of queries are left out, each query with all its candidates.
+
+        Recall at a precision has none. It jumps where a single query moves the threshold, and the jackknife's interval
+        held the truth in 88 % of simulations.
+        """
         k = self.right.shape[1]
         owners, right = self._order // k, self.right.ravel()[self._order]
         without = []
         for stays in itertools.chain.from_iterable(left_out(len(self.right))):
             remaining, positives = right[stays[owners] == 1], int(stays @ self.positives)
-            both = (_micro_average_precision, _recall_at_precision)
-            without.append([each(remaining, positives) if positives else np.nan for each in both])
-        first, second = np.array(without).T
-        return jackknife(self.micro_average_precision(), first), jackknife(self.recall_at_precision(), second)
+            without.append(_micro_average_precision(remaining, positives) if positives else np.nan)
+        return jackknife(self.micro_average_precision(), np.array(without))
 
 
 @dataclass(frozen=True)

@@ -9,11 +9,12 @@ import torch
 from torch import Tensor
 
 from excb.console import Reporter
-from excb.distributed.collectives import all_succeed, world_size
+from excb.distributed.collectives import all_succeed, run_on_rank0, world_size
 from excb.neighbours.knn import vote
 from excb.neighbours.nearest import nearest
 
 from ..features.parts import PartRows, Shapes
+from ..probes.penalty import Chosen, cross_validated, log_likelihood, right_share
 from ..probes.recipes import LinearProtocol
 from ..probes.rows import Rows
 from ..probes.selection import Choice as HeadChoice
@@ -22,6 +23,8 @@ from ..probes.training import attentive_bank, fitting, linear_bank, scaled_rows,
 from ..task import Task
 from .cells import Cell
 from .poolings import ATTENTIVE
+
+CELL_STRENGTHS = (0.1, 1.0)  # values of C that a cell's regression on few labels is chosen from
 
 
 @dataclass(frozen=True)
@@ -48,24 +51,54 @@ class Judged:
 
 @dataclass(frozen=True)
 class CellHeads:
-    """Linear heads, and attentive probes where a cell is of patches."""
+    """Linear heads, and attentive probes where a cell is of patches.
+
+    Args:
+        task: backbone and images.
+        linear: heads of vectors, on many labels.
+        attentive: of patches.
+        shapes: of the backbone.
+        seed: names held-out images, first weights and order.
+        few: on few labels, vectors have a logistic regression, and every train image is held out once.
+    """
 
     task: Task
     linear: LinearProtocol
     attentive: LinearProtocol
     shapes: Shapes
     seed: int
+    few: bool = False
 
     def judge(self, cell: Cell, rows: PartRows) -> Judged:
         """Train without the held-out images, and choose a head on these."""
+        labels = _labels(self.task)
+        if self.few and cell.pooling != ATTENTIVE:
+            fitted = run_on_rank0(lambda: self._regression(rows.all(), labels, CELL_STRENGTHS))
+            share, likelihood = fitted.sweep[fitted.C]
+            right = round(share * len(labels))
+            return Judged(cell, rows.width, {"C": fitted.C}, right, -likelihood, len(labels))
         ready, _ = _prepared(cell, rows)
-        plan, labels = self._plan(cell), _labels(self.task)
-        choice, (right, loss) = choose_held_out(tried(plan), ready, labels, self._fit(cell, rows), seed=self.seed)
-        images = int(held_out(labels.numpy(), self.seed).sum())
+        plan, fit = self._plan(cell), self._fit(cell, rows)
+        choice, (right, loss) = choose_held_out(tried(plan), ready, labels, fit, seed=self.seed, folded=self.few)
+        images = len(labels) if self.few else int(held_out(labels.numpy(), self.seed).sum())
         return Judged(cell, self._width(cell, rows), tried(plan)[choice.head], right, loss, images)
+
+    def _regression(self, rows: Tensor, labels: Tensor, strengths: Sequence[float]) -> Chosen:
+        return cross_validated(
+            rows,
+            labels,
+            strengths,
+            lambda scores, true: (right_share(scores, true), log_likelihood(scores, true)),
+            classes=len(self.task.train.classes or ()),
+            seed=self.seed,
+            device=self.task.device,
+        )
 
     def predict(self, judged: Judged, rows: PartRows, test: PartRows) -> Tensor:
         """Train the chosen head on all train images: its guesses [Q, 5 or fewer] for the test images."""
+        if "C" in judged.settings:
+            strengths = (judged.settings["C"],)
+            return run_on_rank0(lambda: self._regression(rows.all(), _labels(self.task), strengths).top(test.all()))
         ready, asked = _prepared(judged.cell, rows, test)
         labels = _labels(self.task)
         fit = self._fit(judged.cell, rows)

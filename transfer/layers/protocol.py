@@ -12,18 +12,23 @@ from excb.console import Reporter
 from excb.distributed.collectives import all_succeed
 from excb.errors import UserError
 from excb.inference import accuracy
+from excb.references.guessing import majority
 from excb.results.result import Result, interval_text
 
 from ..features.parts import GEM_POWER, Part, PartRows, Shapes
-from ..probes.recipes import LinearProtocol
+from ..probes.failure import SameFeatures
+from ..probes.logistic import SOLVER
+from ..probes.penalty import FEW_SETTINGS
+from ..probes.recipes import FOLDS, LinearProtocol
 from ..probes.rows import part_rows, shapes_of
-from ..probes.selection import HELD_OUT, held_out
+from ..probes.selection import HELD_OUT, few_labels, held_out
 from ..protocol import Measurement
 from ..reporting.predictions import Predictions
+from ..reporting.references import NEIGHBOURS
 from ..reporting.report import make_result
 from ..task import Task
 from .cells import Cell, blocks_of, cells_of, parts_of
-from .judging import CellHeads, Judged, Votes, best_of
+from .judging import CELL_STRENGTHS, CellHeads, Judged, Votes, best_of
 from .options import LayersOptions
 from .picture import LayerFiles
 from .poolings import ATTENTIVE, DEFAULT
@@ -40,6 +45,7 @@ class LayersPlan:
     cells: list[Cell]  # those judged on the first pass over the train images
     linear: LinearProtocol
     attentive: LinearProtocol
+    few: bool = False  # whether vectors have the form for few labels
 
     @property
     def parts(self) -> list[Part]:
@@ -74,7 +80,8 @@ def checked(task: Task, options: LayersOptions) -> LayersPlan:
     assert task.train.labels is not None
     labels = task.train.labels
     all_succeed(lambda: held_out(labels, options.seed))
-    return LayersPlan(shapes, cells, *options.plans(len(labels)))
+    few = options.probe == "linear" and few_labels(labels) and not options.given("epochs", "lr", "wd")
+    return LayersPlan(shapes, cells, *options.plans(len(labels)), few=few)
 
 
 def _shapes(task: Task) -> Shapes:
@@ -114,7 +121,12 @@ def measure(task: Task, options: LayersOptions, reporter: Reporter) -> Measureme
     if options.probe == "knn":
         probe = Votes(task, K, TEMPERATURE, options.seed)
     else:
-        probe = CellHeads(task, plan.linear, plan.attentive, plan.shapes, options.seed)
+        probe = CellHeads(task, plan.linear, plan.attentive, plan.shapes, options.seed, few=plan.few)
+        if plan.few:
+            reporter.note(
+                f"{len(task.train):,} train images are few labels: cells have a logistic regression, judged by {FOLDS} "
+                "folds (settings of heads, such as --lr, take heads)"
+            )
     reporter.note(storage(task, plan))
     rows = part_rows(task, task.train, plan.parts, plan.shapes, reporter, name="train")
     judged = _judged(probe, plan.cells, rows, reporter)
@@ -134,15 +146,40 @@ def measure(task: Task, options: LayersOptions, reporter: Reporter) -> Measureme
             guesses[each.cell] = probe.predict(each, sources[each.cell](parts), test(parts))
             bar.advance()
     predictions = Predictions.of(task, {FIGURE: guesses[best.cell], BESIDE: guesses[default.cell]})
+    same = _same_features(task, plan, best.cell, sources[best.cell], test)
     result = make_result(
         task,
         protocol=f"layers_{options.probe}",
         settings=_settings(options, plan, judged, best),
         scored=predictions,
         seconds=time.monotonic() - start,
-        notes=[_difference(best, predictions)],
+        notes=[_difference(best, predictions), *_failed(task, same, predictions)],
+        references={} if same is None else {NEIGHBOURS: {FIGURE.format("top1"): same.percent}},
     )
     return Measurement(result, predictions, partial(_show, result), LayerFiles(predictions))
+
+
+def _same_features(task: Task, plan: LayersPlan, cell: Cell, train: Any, test: Any) -> SameFeatures | None:
+    """The vote of the nearest train images on a cell's features; of patches on their means."""
+    assert task.train.labels is not None
+    assert task.test.labels is not None
+    labels, targets = (torch.from_numpy(images.labels) for images in (task.train, task.test))
+    return SameFeatures.of(
+        (train(cell.parts), labels),
+        (test(cell.parts), targets),
+        classes=len(task.train.classes or ()),
+        device=task.device,
+        channels=plan.shapes.maps[cell.block][0] if cell.pooling == ATTENTIVE else None,
+    )
+
+
+def _failed(task: Task, same: SameFeatures | None, predictions: Predictions) -> list[str]:
+    """A sentence that blames the chosen cell's head, where it failed."""
+    if same is None:
+        return []
+    assert task.train.labels is not None
+    hits, guessing = predictions.hits(within=1), majority(torch.from_numpy(task.train.labels), predictions.targets)
+    return same.blame(hits[FIGURE.format("top1")], guessing=guessing, advice="try --probe knn")
 
 
 def storage(task: Task, plan: LayersPlan) -> str:
@@ -169,7 +206,8 @@ def _settings(options: LayersOptions, plan: LayersPlan, judged: Sequence[Judged]
     vectors = [cell for cell in plan.cells if cell.pooling not in (DEFAULT, ATTENTIVE)]
     heads: dict[str, Any] = {"k": K, "temperature": TEMPERATURE}
     if options.probe == "linear":
-        heads = {"heads": asdict(plan.linear), "attentive_heads": asdict(plan.attentive)}
+        linear = SOLVER | FEW_SETTINGS | {"C": list(CELL_STRENGTHS)} if plan.few else asdict(plan.linear)
+        heads = {"heads": linear, "attentive_heads": asdict(plan.attentive)}
         blocks = options.attentive_blocks
         heads |= {"attentive": blocks if isinstance(blocks, str) else list(blocks)}
     return heads | {
@@ -177,8 +215,8 @@ def _settings(options: LayersOptions, plan: LayersPlan, judged: Sequence[Judged]
         "poolings": sorted({cell.pooling for cell in vectors}),
         "gem_power": GEM_POWER,
         "maps": [list(each) for each in plan.shapes.maps],
-        "held_out": HELD_OUT,
-        "select": "holdout",
+        "held_out": None if plan.few else HELD_OUT,
+        "select": "folds" if plan.few else "holdout",
         "select_images": best.images,
         "chosen": best.row(),
         "sweep": [each.row() for each in judged],

@@ -161,6 +161,7 @@ class Probe:
             settings=settings,
             select=self.select,
             seed=self.seed,
+            folded=True,
         )
         return replace(outcome, same=self._same((rows, labels), (test, targets), channels))
 

@@ -8,7 +8,7 @@ from typing import Literal
 from excb.errors import UserError, nearest_name, require
 
 # With fewer train images, 50 heads learn too little in 30 epochs, and a tenth of the images is too few to choose by.
-FEW_LABELS = 3000
+FEW_LABELS = 1000
 FOLDS = 5  # of cross-validation on few labels
 FEW_STRENGTHS = (1e-3, 1e-2, 0.1, 1.0)  # values of C that it tries, on features of mean square 1
 

@@ -181,6 +181,7 @@ def choose_among(
     settings: dict[str, Any],
     select: str,
     seed: int,
+    folded: bool = False,
 ) -> JudgedGuesses:
     """Fit heads on prepared features; what is chosen on held-out images is fitted again on all train images.
 
@@ -192,6 +193,7 @@ def choose_among(
         settings: of the protocol, for the result.
         select: "holdout" or "test".
         seed: names the held-out images.
+        folded: choose by cross-validation, where there are few labels.
 
     Raises:
         UserError: no image can be held out, or the chosen head is not finite.
@@ -201,14 +203,18 @@ def choose_among(
         bank = fit(*train, everything, tried)
         choice = Choice.on_test(tried, bank, *test)
         return outcome_of(bank, choice.head, test[0], choice, settings)
-    choice, _ = choose_held_out(tried, *train, fit, seed=seed)
+    folded = folded and few_labels(train[1].numpy())
+    choice, _ = choose_held_out(tried, *train, fit, seed=seed, folded=folded)
+    settings = settings | ({"folds": FOLDS} if folded else {})
     return outcome_of(fit(*train, everything, [tried[choice.head]]), 0, test[0], choice, settings)
 
 
 def choose_held_out(
-    tried: Sequence[HeadSettings], rows: Rows, labels: Tensor, fit: Fit, *, seed: int
+    tried: Sequence[HeadSettings], rows: Rows, labels: Tensor, fit: Fit, *, seed: int, folded: bool = False
 ) -> tuple[Choice, tuple[int, float]]:
     """Fit heads without the held-out images, and choose one on these; arguments as of `choose_among`.
+
+    By cross-validation each image is held out once.
 
     Returns:
         The choice, and right answers and mean loss of the chosen head on the held-out images.
@@ -216,8 +222,12 @@ def choose_held_out(
     Raises:
         UserError: no image can be held out.
     """
-    held = torch.from_numpy(all_succeed(lambda: held_out(labels.numpy(), seed)))
-    bank = fit(rows, labels, (~held).nonzero()[:, 0], tried)
-    right, loss = scores_of(bank, rows, labels, held.nonzero()[:, 0])
-    choice = Choice.among(tried, right, loss, images=int(held.sum()), select="holdout")
+    masks = all_succeed(lambda: folds(labels.numpy(), seed) if folded else [held_out(labels.numpy(), seed)])
+    right, loss, images = torch.zeros(len(tried), dtype=torch.int64), torch.zeros(len(tried), dtype=torch.float64), 0
+    for held in map(torch.from_numpy, masks):
+        bank = fit(rows, labels, (~held).nonzero()[:, 0], tried)
+        hits, mean = scores_of(bank, rows, labels, held.nonzero()[:, 0])
+        right, loss, images = right + hits.cpu(), loss + mean.cpu() * int(held.sum()), images + int(held.sum())
+    loss /= images
+    choice = Choice.among(tried, right, loss, images=images, select="folds" if folded else "holdout")
     return choice, (int(right[choice.head]), float(loss[choice.head]))

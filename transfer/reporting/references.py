@@ -19,7 +19,6 @@ from excb.results.result import Result
 from .predictions import Predictions
 
 if TYPE_CHECKING:
-    from ..protocol import Measurement
     from ..task import Task
 
 PIXELS, HISTOGRAM = WITHOUT_NETWORK  # by these names they are in results
@@ -60,32 +59,35 @@ def nearly_by_chance(references: Mapping[str, Mapping[str, float]]) -> Ledger:
     return doubt(f"figures that guessing brings above {MOST_BY_CHANCE:.0f} %", names, "a high figure says little")
 
 
-def with_references(made: "Measurement", references: Mapping[str, "Measurement"], *, main: str) -> "Measurement":
-    """A measurement with the figures of references, and notes on those that are not beaten.
+Answered = tuple[Result, Any]  # a result, and the answers for every test image; None where there are none
+
+
+def with_references(own: Answered, references: Mapping[str, Answered], *, main: str) -> Result:
+    """A result with the figures of references, and notes on those that are not beaten.
 
     The strongest is named with its figure. One is called better only where a paired test on the same images says so at
     5 %; the sampling unit is that of `Paired.compared`.
 
     Args:
-        made: of the checkpoint.
+        own: of the checkpoint.
         references: by their names in results, measured in the same way.
         main: the figure that names the strongest.
     """
-    own = {name: dict(each.result.figures) for name, each in references.items()}
-    result = replace(made.result, references=made.result.references | own)
-    known = {name: values[main] for name, values in own.items() if main in values}
+    figures = {name: dict(each[0].figures) for name, each in references.items()}
+    known = {name: values[main] for name, values in figures.items() if main in values}
     strongest = max(known, key=lambda name: known[name], default=None)
     if strongest is not None:
         known = {strongest: known[strongest]} | known
-    notes = [_beside(made, name, references[name], strongest=name == strongest) for name in known]
-    return made.with_result(replace(result, notes=[*result.notes, *filter(None, notes)]))
+    notes = [_beside(own, name, references[name], strongest=name == strongest) for name in known]
+    result = own[0]
+    return replace(result, references=result.references | figures, notes=[*result.notes, *filter(None, notes)])
 
 
-def _beside(made: "Measurement", name: str, reference: "Measurement", *, strongest: bool) -> str:
+def _beside(own: Answered, name: str, reference: Answered, *, strongest: bool) -> str:
     """A sentence on the figures in which a checkpoint does not beat a reference; empty where it beats it in all."""
-    ours, theirs = made.result.figures, reference.result.figures
+    ours, theirs = own[0].figures, reference[0].figures
     compared = {
-        figure: _compared(made.scored, reference.scored, figure)
+        figure: _compared(own[1], reference[1], figure)
         for figure in ours
         if ("top1" in figure or "mAP" in figure) and figure in theirs
     }

@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from ..probes.penalty import Chosen, Rule, choose_penalty, cross_validated, log_likelihood, right_share
-from ..probes.selection import few_labels
 
 
 @dataclass(frozen=True)
@@ -49,12 +48,13 @@ def fit_head(
     penalties: Sequence[float],
     *,
     seed: int,
+    few: bool = False,
     device: torch.device,
     progress: Callable[[int], None] = lambda _fits: None,
 ) -> Head:
     """Fit the head; with several penalties that of the least loss on held-out images, then again to all images.
 
-    Of few labels, features have one size instead of being standardised, and all are held out in turn.
+    On few labels, features have one size instead of being standardised, and all images are held out in turn.
 
     Args:
         rows: [N, D] float32, features of the train images.
@@ -62,6 +62,7 @@ def fit_head(
         classes: C.
         penalties: l2, each above 0.
         seed: names the held-out images.
+        few: take the form for few labels.
         device: where to compute.
         progress: called after every fit.
 
@@ -73,7 +74,7 @@ def fit_head(
     def judge(scores: Tensor, true: Tensor) -> tuple[float, float]:
         return log_likelihood(scores, true), right_share(scores, true)
 
-    if few_labels(labels.numpy()):
+    if few:
         chosen = cross_validated(
             rows, labels, strengths, judge, classes=classes, seed=seed, device=device, progress=progress
         )

@@ -160,7 +160,14 @@ def head_answers(ready: Ready, reporter: Reporter) -> RobustnessMeasurements:
     with reporter.progress("head", fits_of(options.l2, masks)) as bar:
         head = run_on_rank0(
             lambda: fit_head(
-                rows, labels, classes, options.l2, seed=options.seed, device=task.device, progress=bar.advance
+                rows,
+                labels,
+                classes,
+                options.l2,
+                seed=options.seed,
+                few=ready.few,
+                device=task.device,
+                progress=bar.advance,
             )
         )
     queries, targets = task.features(task.test, "test", reporter)

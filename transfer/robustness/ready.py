@@ -103,9 +103,9 @@ class Ready:
 
     @property
     def few(self) -> bool:
-        """Whether there are few labels, for which the head has another form."""
+        """Whether the head has the form for few labels: where the user names no penalties, which are of the other."""
         assert self.task.train.labels is not None
-        return few_labels(self.task.train.labels)
+        return few_labels(self.task.train.labels) and not self.options.given("l2")
 
     def settings(self) -> dict[str, Any]:
         """Every setting, without outcomes."""

@@ -1,7 +1,7 @@
 """Heads that judge features on one set: logistic regression, k-NN and n-shot episodes, with the set's own metric."""
 
 import io
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,12 +17,13 @@ from excb.neighbours.nearest import nearest
 
 from ..data.multilabel import MultiLabelImages
 from ..knn.record import KNN as PROTOCOL
+from ..probes.failure import SameFeatures
 from ..probes.logistic import SOLVER
-from ..probes.penalty import STRENGTHS, Rule, choose_penalty, log_likelihood
-from ..probes.selection import HELD_OUT, HELD_OUT_SETS
+from ..probes.penalty import FEW_SETTINGS, STRENGTHS, Rule, choose_penalty, cross_validated, log_likelihood
+from ..probes.recipes import FEW_STRENGTHS, FOLDS
+from ..probes.selection import HELD_OUT, HELD_OUT_SETS, few_labels
 from .choosing import OpenSet
 from .episodes import episode_interval, episodes
-from .metrics import METRICS
 
 LOGREG, KNN = "logreg", PROTOCOL.name  # heads whose answers are kept, so that checkpoints are compared image by image
 SHOTS, EPISODES, K, T = (1, 2, 5, 10), 100, 20, 0.07
@@ -38,16 +39,19 @@ class Options:
     strengths: tuple[float, ...] = STRENGTHS  # values of C to choose from, inverse strengths of the penalty
     seed: int = 0  # names the train images that choose among them
 
-    def settings(self, entry_metric: str) -> dict[str, Any]:
+    def few(self, labels: np.ndarray) -> bool:
+        """Whether logistic regression takes its form for few labels: where the user chooses no penalties."""
+        return few_labels(labels) and self.strengths == STRENGTHS
+
+    def settings(self, opened: OpenSet) -> dict[str, Any]:
         """All that figures depend on beside features, as JSON holds it."""
+        metric = opened.entry.metric
+        how: dict[str, Any] = {"C": list(self.strengths), "held_out": HELD_OUT_SETS if metric.label_sets else HELD_OUT}
+        if self.few(_targets(opened.train)):
+            how = FEW_SETTINGS | {"C": list(FEW_STRENGTHS)}
         return {
-            "metric": entry_metric,
-            LOGREG: SOLVER
-            | {
-                "C": list(self.strengths),
-                "held_out": HELD_OUT_SETS if METRICS[entry_metric].label_sets else HELD_OUT,
-                "seed": self.seed,
-            },
+            "metric": metric.name,
+            LOGREG: SOLVER | how | {"seed": self.seed},
             KNN: {"k": self.k, "T": T},
             "shots": list(self.shots),
             "episodes": self.episodes,
@@ -65,6 +69,7 @@ class SetMeasurements:
     targets: np.ndarray  # of the test images, as `metrics.Metric` takes them
     answers: Mapping[str, np.ndarray] = field(default_factory=dict)  # by head, likewise
     inference: Mapping[str, dict[str, str]] = field(default_factory=dict)  # the basis of the intervals, by head
+    notes: Sequence[str] = ()  # on a head that failed
 
     def pack(self) -> bytes:
         """The bytes of an .npz file with targets and answers."""
@@ -96,15 +101,21 @@ def measure_set(
     metric = opened.entry.metric
     train, test = _targets(opened.train), _targets(opened.test)
     classes = len(opened.train.classes or ())
-    reporter.note(f"logistic regression of {classes} classes, {len(options.strengths)} strengths of the penalty")
+    few = options.few(train)
+    strengths = FEW_STRENGTHS if few else options.strengths
+    how = f", chosen by {FOLDS} folds of {len(train):,} images" if few else ""
+    reporter.note(f"logistic regression of {classes} classes, {len(strengths)} strengths of the penalty{how}")
 
     def judge(scores: Tensor, answers: Tensor) -> tuple[float, ...]:
         figure = metric.score(scores.numpy(), answers.numpy())
         return (figure,) if metric.label_sets else (figure, log_likelihood(scores, answers))
 
     targets = torch.from_numpy(train)
-    rule = Rule.held_out(options.seed, judge)
-    fitted = choose_penalty(rows, targets, options.strengths, rule, classes=classes, device=device)
+    if few:
+        fitted = cross_validated(rows, targets, strengths, judge, classes=classes, seed=options.seed, device=device)
+    else:
+        rule = Rule.held_out(options.seed, judge)
+        fitted = choose_penalty(rows, targets, strengths, rule, classes=classes, device=device)
     scores = fitted.scores(queries).numpy()
     answers = {LOGREG: scores if metric.label_sets else scores.argmax(1) == test}
     k = min(options.k, len(rows))
@@ -134,7 +145,15 @@ def measure_set(
     bases = {head: metric.basis if head in answers else OVER_EPISODES for head in figures}
     majority = dict.fromkeys(figures, metric.majority(train, test))
     how = {"C": fitted.C, "held_out": {f"{C:g}": judged[0] for C, judged in fitted.sweep.items()}}
-    return SetMeasurements(figures, intervals, majority, how, test, answers, stated(bases, intervals))
+    notes = () if metric.label_sets else _failed(answers, majority[LOGREG])
+    return SetMeasurements(figures, intervals, majority, how, test, answers, stated(bases, intervals), notes)
+
+
+def _failed(answers: Mapping[str, np.ndarray], guessing: float) -> list[str]:
+    """A sentence that blames logistic regression, where it does worse than k-NN by more than chance."""
+    same = SameFeatures(torch.from_numpy(answers[KNN]))
+    advice = "go by k-NN of this set"
+    return same.blame(torch.from_numpy(answers[LOGREG]), guessing=guessing, advice=advice)
 
 
 def _targets(images: Any) -> np.ndarray:

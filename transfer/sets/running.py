@@ -72,7 +72,7 @@ class Sets:
                 str(self.options.k),
             ]
             if name in there:
-                settings = {"settings": self.options.settings(there[name].entry.metric.name)}
+                settings = {"settings": self.options.settings(there[name])}
                 steps.append(PlannedStep(name, name, words, depends_on={**depends_on(there[name]), **settings}))
             else:
                 steps.append(PlannedStep(name, name, words, skipped=self.skipped[name]))
@@ -163,7 +163,7 @@ class Sets:
         result = Result(
             protocol=COMMAND,
             figures={name: round(value, 4) for name, value in measured.figures.items()},
-            settings=self.options.settings(opened.entry.metric.name) | precision | {"chosen": measured.chosen},
+            settings=self.options.settings(opened) | precision | {"chosen": measured.chosen},
             checkpoint=checkpoint,
             data={
                 part: {"root": str(images.root), "images": len(images), "fingerprint": images.fingerprint}
@@ -174,6 +174,7 @@ class Sets:
             seconds=round(seconds, 1),
             intervals={name: (round(low, 4), round(high, 4)) for name, (low, high) in measured.intervals.items()},
             inference=dict(measured.inference),
+            notes=list(measured.notes),
             references={MAJORITY: {name: round(value, 4) for name, value in measured.majority.items()}},
             predictions={"file": arrays.name, "sha256": hashlib.sha256(packed).hexdigest()},
         )

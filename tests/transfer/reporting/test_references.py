@@ -23,9 +23,8 @@ from excb.results.result import Result
 from excb.transfer.cli import main
 from excb.transfer.knn.options import KnnOptions
 from excb.transfer.knn.protocol import measure
-from excb.transfer.protocol import Measurement
 from excb.transfer.reporting.predictions import Predictions
-from excb.transfer.reporting.references import below, nearly_by_chance, print_references, with_references
+from excb.transfer.reporting.references import Answered, below, nearly_by_chance, print_references, with_references
 from excb.transfer.task import Task
 from tests.run_files import tiny_recipe, write_run
 from tests.transfer.labelled_images import features_by_loop, knn_by_loop, write_folder
@@ -140,7 +139,7 @@ def test_patches_are_fitted_on_the_train_images_alone(place: Path) -> None:
 def test_references_without_a_network_need_one_row_an_image(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     usual = ["--ckpt", str(place / "run"), "--data", str(place / "data"), "--no-cache"]
     assert main(["linear", *usual, "--protocol", "vit", "--histogram"]) == 2
-    assert "--protocol vit reads class tokens, and --histogram has none: use fast or logreg" in capsys.readouterr().err
+    assert "--protocol vit reads class tokens, and --histogram has none: use fast, logreg or logreg-cv" in capsys.readouterr().err
 
 
 def test_colours_of_an_unknown_normalisation_are_not_counted(place: Path) -> None:
@@ -200,8 +199,8 @@ def test_figures_below_guessing_are_warned_of(capsys: pytest.CaptureFixture[str]
     assert "warning: knn_top1_k20 of 40.00 % is below" in err
 
 
-def measurement(found: Result, hits: dict[str, Sequence[bool]]) -> Measurement:
-    """A measurement of images of class 0, of which some are taken for class 1."""
+def measured_hits(found: Result, hits: dict[str, Sequence[bool]]) -> Answered:
+    """A result and its answers of images of class 0, of which some are taken for class 1."""
     values = {
         name.replace("top1", "{}"): torch.tensor([[int(not right)] for right in each]) for name, each in hits.items()
     }
@@ -209,20 +208,20 @@ def measurement(found: Result, hits: dict[str, Sequence[bool]]) -> Measurement:
     names = [str(number) for number in range(images)]
     scored = Predictions(torch.zeros(images, dtype=torch.int64), names, ("cat", "dog"), values)
     figures = {name: 100 * sum(each) / images for name, each in hits.items()}
-    return Measurement(replace(found, figures=figures), scored, lambda _reporter: None, lambda _result, _file: [])
+    return replace(found, figures=figures), scored
 
 
 def test_the_strongest_reference_is_named_and_called_better_only_by_more_than_chance() -> None:
     found = result({"knn_top1_k20": 40.0})
     half, few = [True] * 50 + [False] * 50, [True] * 53 + [False] * 47
-    made = measurement(found, {"knn_top1_k10": half, "knn_top1_k20": half})
+    made = measured_hits(found, {"knn_top1_k10": half, "knn_top1_k20": half})
     references = {
-        "pixels": measurement(found, {"knn_top1_k10": [False] * 100, "knn_top1_k20": [False] * 100}),
-        "colour_histogram": measurement(found, {"knn_top1_k10": few, "knn_top1_k20": few}),
-        "patches": measurement(found, {"knn_top1_k10": half, "knn_top1_k20": [True] * 60 + [False] * 40}),
+        "pixels": measured_hits(found, {"knn_top1_k10": [False] * 100, "knn_top1_k20": [False] * 100}),
+        "colour_histogram": measured_hits(found, {"knn_top1_k10": few, "knn_top1_k20": few}),
+        "patches": measured_hits(found, {"knn_top1_k10": half, "knn_top1_k20": [True] * 60 + [False] * 40}),
     }
-    beside = with_references(made, references, main="knn_top1_k20").result
-    assert beside.references["patches"] == references["patches"].result.figures
+    beside = with_references(made, references, main="knn_top1_k20")
+    assert beside.references["patches"] == references["patches"][0].figures
     assert beside.notes[len(found.notes) :] == [
         "beside whitened patches with k-means, the strongest reference: better in knn_top1_k20 (60.00 against 50.00 "
         "%); no different within chance in knn_top1_k10 (50.00 against 50.00 %)",
@@ -233,16 +232,20 @@ def test_the_strongest_reference_is_named_and_called_better_only_by_more_than_ch
 
 def test_a_reference_without_answers_for_every_image_is_compared_by_its_figure() -> None:
     figures = {f"layers_{block}_top1": 10.0 for block in range(12)}
-    sides = [
-        Measurement(
-            result({name: value + more for name, value in figures.items()}), None, lambda _: None, lambda _r, _f: []
-        )
-        for more in (0.0, 1.0)
-    ]
-    (note,) = with_references(sides[0], {"untrained": sides[1]}, main="layers_0_top1").result.notes
+    sides = [(result({name: value + more for name, value in figures.items()}), None) for more in (0.0, 1.0)]
+    (note,) = with_references(sides[0], {"untrained": sides[1]}, main="layers_0_top1").notes
     assert note.startswith("beside untrained, the strongest reference: better in layers_0_top1 (11.00 against 10.00 %)")
     assert note.endswith("and 9 more")
-    assert with_references(sides[1], {"untrained": sides[0]}, main="layers_0_top1").result.notes == []
+    assert with_references(sides[1], {"untrained": sides[0]}, main="layers_0_top1").notes == []
+
+
+def test_another_checkpoint_is_a_reference_under_its_own_name(place: Path) -> None:
+    write_run(place / "other", 7, recipe=tiny_recipe(eval_resize=36, eval_crop=32))
+    out, other = place / "against.json", str(place / "other")
+    assert knn(place, "--against", other, "--out", str(out)) == 0
+    alone = place / "alone.json"
+    assert knn(place, "--out", str(alone), ckpt=other) == 0
+    assert Result.read(out).references[other] == Result.read(alone).figures
 
 
 def test_the_head_is_blamed_where_neighbours_on_its_features_beat_guessing() -> None:
@@ -274,5 +277,7 @@ def test_results_without_references_are_read_and_written_as_before() -> None:
 
 def test_figures_that_guessing_nearly_reaches_are_doubted() -> None:
     found = nearly_by_chance({"chance": {"knn_top1": 33.3, "knn_top5": 100.0}, "majority": {"knn_top1": 90.0}})
-    assert found.lines() == ["1 figure that guessing brings above 50 %, such as knn_top5 (100 %): a high figure says little"]
+    assert found.lines() == [
+        "1 figure that guessing brings above 50 %, such as knn_top5 (100 %): a high figure says little"
+    ]
     assert not nearly_by_chance({})

@@ -42,3 +42,13 @@ def test_the_penalty_of_the_least_held_out_loss_is_taken() -> None:
     again = fitted(rows, labels, (found.l2,))  # and it has seen all images
     assert torch.allclose(found.logits(rows), again.logits(rows), atol=1e-6)
     assert found.logits(rows).dtype == torch.float32
+
+
+def test_on_few_labels_features_have_one_size_and_all_images_are_held_out() -> None:
+    rows, labels = data()
+    found = fit_head(rows, labels, 3, (1e-4, 0.1), seed=0, few=True, device=torch.device("cpu"))
+    scaled = (rows - rows.mean(0)) / (rows - rows.mean(0)).square().mean().sqrt()
+    model = LogisticRegression(C=1 / (found.l2 * len(rows)), tol=1e-8, max_iter=5000).fit(scaled.double(), labels)
+    expected = torch.from_numpy(model.predict_proba(scaled.double()))
+    torch.testing.assert_close(found.logits(rows).double().softmax(1), expected, atol=5e-3, rtol=0)
+    assert found.chosen.images == len(rows)
