@@ -44,6 +44,7 @@ PRELOADED = [
     "sklearn.neighbors",
     "tests.faults.deeds",
     "timm",
+    "tests.frozen",
 ]
 READ_ON_IMPORT = ("HF_", "TRITON_")  # environment variables that a forked program cannot be given
 
