@@ -28,7 +28,7 @@ from tests.faulty_store import FaultyStore
 from tests.pretrain.small_runs import OVERRIDES, write_images
 from tests.pretrain.test_step import batch_of, trainer
 
-pytestmark = pytest.mark.usefixtures("one_thread")
+pytestmark = pytest.mark.usefixtures("one_thread", "short_end")
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 AUTO = Recipe(name="any").change(efficiency={"precision": "auto"})

@@ -18,7 +18,7 @@ from excb.pretrain.overrides import apply, find_recipe
 from tests.excb.images.shard_files import pack_folder, tar_of
 from tests.pretrain.small_runs import OVERRIDES, stopped_before, write_images
 
-pytestmark = pytest.mark.usefixtures("one_thread")
+pytestmark = pytest.mark.usefixtures("one_thread", "short_end")
 
 
 @pytest.fixture(scope="module")

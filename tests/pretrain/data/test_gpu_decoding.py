@@ -28,7 +28,7 @@ from excb.pretrain.recipe import Recipe
 from tests.fake_cuda import fake_cuda, obstacle
 from tests.pretrain.small_runs import OVERRIDES, assert_same, stopped_before
 
-pytestmark = pytest.mark.usefixtures("one_thread")
+pytestmark = pytest.mark.usefixtures("one_thread", "short_end")
 
 CPU = torch.device("cpu")
 HUFFMAN_TABLE = b"\xff\xc4"

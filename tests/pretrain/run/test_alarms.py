@@ -19,7 +19,7 @@ from excb.pretrain.run.alarms import COINCIDENT, AlarmState, Health, coincident
 from excb.pretrain.run.journal import batch_statistics
 from tests.pretrain.small_runs import OVERRIDES, write_images
 
-pytestmark = pytest.mark.usefixtures("one_thread")
+pytestmark = pytest.mark.usefixtures("one_thread", "short_end")
 
 WELL = {
     "epoch": 5,

@@ -6,7 +6,7 @@ from torch import nn
 
 from excb.pretrain.run.taught import BesideTeacher, NetworkCost, cost_rows, measure_cost
 
-pytestmark = pytest.mark.usefixtures("one_thread")
+pytestmark = pytest.mark.usefixtures("one_thread", "short_end")
 
 SMALL, LARGE = NetworkCost(700_000, 2.7, 1.0), NetworkCost(2_100_000, 8.1, 4.0)
 
