@@ -32,7 +32,7 @@ CENTRES = np.random.default_rng(1).standard_normal((CLASSES, WIDTH))
 EXPECTED = 500  # evaluations that a figure's expectation is the mean of
 
 Pair = tuple[list[Tensor], np.ndarray]  # features of two networks, classes
-Reading = tuple[float, np.ndarray]  # a figure, and its difference on halves
+Reading = tuple[np.ndarray, np.ndarray]  # hits, and their difference on halves
 
 
 def images(random: np.random.Generator, number: int) -> Pair:
@@ -53,7 +53,7 @@ def left_one_out(random: np.random.Generator, number: int, *, halves: bool = Tru
         differences = (
             vote_on_halves(neighbours, labels, k=K, temperature=TEMPERATURE, classes=CLASSES) if halves else np.empty(0)
         )
-        readings.append((float((votes[K, TEMPERATURE].top1 == labels).double().mean()), differences))
+        readings.append(((votes[K, TEMPERATURE].top1 == labels).double().numpy(), differences))
     return readings
 
 
@@ -65,8 +65,8 @@ def views_found(random: np.random.Generator, number: int, *, halves: bool = True
     for rows in (first, second):
         views = rows + 1.1 * torch.from_numpy(random.standard_normal(rows.shape))
         found = nearest(rows, views, enough(1)).indices
-        value = float((found[:, 0] == torch.arange(number)).double().mean())
-        readings.append((value, retrieval_on_halves(found) if halves else np.empty(0)))
+        hits = (found[:, 0] == torch.arange(number)).double().numpy()
+        readings.append((hits, retrieval_on_halves(found) if halves else np.empty(0)))
     return readings
 
 
@@ -78,15 +78,15 @@ def expected(draw: Draw, number: int) -> float:
     """The figure on so many images, in percent, on average."""
     random = np.random.default_rng(9)
     readings = [reading for _ in range(EXPECTED // 2) for reading in draw(random, number, halves=False)]
-    return 100 * float(np.mean([value for value, _ in readings]))
+    return 100 * float(np.mean([hits.mean() for hits, _ in readings]))
 
 
 def covers(draw: Draw, number: int) -> Trial:
     """The interval of a figure."""
 
     def trial(random: np.random.Generator) -> bool:
-        value, differences = draw(random, number)[0]
-        return inside(halved(value, differences, number).interval(), expected(draw, number))
+        hits, differences = draw(random, number)[0]
+        return inside(halved(hits.mean(), differences, hits).interval(), expected(draw, number))
 
     return trial
 
@@ -94,7 +94,7 @@ def covers(draw: Draw, number: int) -> Trial:
 def lead(draw: Draw, number: int, random: np.random.Generator) -> Estimate:
     """The difference of two equally good networks."""
     (one, first), (other, second) = draw(random, number)
-    return halved(other - one, second - first, number)
+    return halved((other - one).mean(), second - first, other - one)
 
 
 def lead_covers(draw: Draw, number: int) -> Trial:

@@ -69,8 +69,9 @@ class Gain:
         """
         ends = None
         if halves is not None:
-            lead = float(after.double().mean() - before.double().mean())
-            ends = halved(lead, (halves[1] - halves[0]).numpy(), len(before)).interval(lowest=-1.0, tries=tries)
+            leads = (after.double() - before.double()).numpy()
+            spread = halved(float(leads.mean()), (halves[1] - halves[0]).numpy(), leads)
+            ends = spread.interval(lowest=-1.0, tries=tries)
         low, high = ends or difference_interval(before, after, tries=tries)
         start, now = (100 * float(hits.double().mean()) for hits in (before, after))
         return cls(figure, f"{len(before):,} {measured_on}", start, now, low, high)

@@ -66,12 +66,13 @@ class NetworkFigures:
         assert self.halves is not None
         assert other.halves is not None
         lead = (self.value - other.value) / 100
-        return halved(lead, (self.halves - other.halves).numpy(), len(self.hits))
+        hits = self.hits.double() - other.hits.double()
+        return halved(lead, (self.halves - other.halves).numpy(), hits.numpy())
 
     def estimate(self) -> Estimate:
         """The decisive figure, as a share of 1, with its spread."""
         assert self.halves is not None
-        return halved(self.value / 100, self.halves.numpy(), len(self.hits))
+        return halved(self.value / 100, self.halves.numpy(), self.hits.double().numpy())
 
 
 class SideBySide(nn.Module):

@@ -19,7 +19,7 @@ from excb.errors import UserError
 from excb.files import npy
 from excb.inference import accuracy, statistics
 from excb.inference.basis import EFFECTS, HALVES, Basis
-from excb.inference.estimate import Estimate
+from excb.inference.estimate import LEAST, Estimate
 from excb.inference.galleries import GalleryScores
 from excb.inference.halves import DIVISIONS, halved
 from excb.inference.paired import Paired, PairedTest, of_figure
@@ -271,16 +271,20 @@ class ImageScores(Scored):
     def _over_gallery(self, figure: str) -> Estimate:
         if figure in self.gallery:
             return self._effects(figure).spread()
-        images = min(self._gallery_images, int((~self.values[figure].isnan()).sum()))
-        return halved(float(self.values[figure].nanmean()), self.halves[figure].numpy(), images)
+        scores = self.values[figure]
+        return self._halved(scores[~scores.isnan()], self.halves[figure])
 
     def _lead(self, figure: str, other: "ImageScores", other_figure: str) -> Estimate:
         """The other's figure minus this one."""
         if figure in self.gallery:
             return other._effects(other_figure).lead_over(self._effects(figure))
         lead = other.values[other_figure] - self.values[figure]
-        images = min(self._gallery_images, int((~lead.isnan()).sum()))
-        return halved(float(lead.nanmean()), other.halves[other_figure].numpy() - self.halves[figure].numpy(), images)
+        return self._halved(lead[~lead.isnan()], other.halves[other_figure] - self.halves[figure])
+
+    def _halved(self, scores: Tensor, differences: Tensor) -> Estimate:
+        if self._gallery_images < 2 * LEAST:
+            return Estimate(float(scores.mean()), float("nan"), 1)
+        return halved(float(scores.mean()), differences.numpy(), scores.cpu().numpy())
 
     def _effects(self, figure: str) -> GalleryScores:
         return GalleryScores(

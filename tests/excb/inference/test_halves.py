@@ -21,14 +21,16 @@ def test_of_a_mean_the_error_is_that_of_independent_images() -> None:
     split = divisions(200)
     for own in values:
         differences = np.array([own[half].mean() - own[~half].mean() for half in split])
-        errors.append(halved(float(own.mean()), differences, 200).error)
+        errors.append(halved(float(own.mean()), differences, own).error)
     assert np.mean(errors) == pytest.approx(math.sqrt(1 / 12 / 200), rel=0.05)
 
 
 def test_of_few_images_or_without_a_figure_nothing_is_known() -> None:
-    assert halved(0.5, np.zeros(DIVISIONS), 59).interval() is None
-    assert halved(0.5, np.full(DIVISIONS, np.nan), 100).interval() is None
-    assert halved(0.5, np.full(DIVISIONS, 0.1), 60).interval() is not None
+    scores = np.random.default_rng(0).random(60)
+    assert halved(0.5, np.zeros(DIVISIONS), scores[:59]).interval() is None
+    assert halved(0.5, np.full(DIVISIONS, np.nan), scores).interval() is None
+    assert halved(0.5, np.full(DIVISIONS, 0.1), scores).interval() is not None
+    assert halved(0.5, np.zeros(DIVISIONS), scores).error == scores.std(ddof=1) / math.sqrt(60)
 
 
 @pytest.mark.parametrize("k", [1, 10, 200])
