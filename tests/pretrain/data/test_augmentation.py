@@ -424,7 +424,7 @@ def test_a_gpu_is_never_waited_for(function: Callable[..., Tensor]) -> None:
 
 @needs_triton
 def test_kernels_interpreted(tmp_path: Path) -> None:
-    interpret(f"{__name__}.kernels_agree", tmp_path)
+    interpret(__name__, kernels_agree.__name__, cache=tmp_path)
 
 
 def kernels_agree() -> None:
