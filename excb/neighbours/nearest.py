@@ -62,10 +62,7 @@ def nearest(
         UserError: Shapes differ, k is out of range, a feature is NaN or infinite, or FAISS is missing.
     """
     _check_shapes(bank, queries, k, exclude_self=exclude_self)
-    place = torch.device((bank.device if isinstance(bank, Tensor) else "cpu") if device is None else device)
-    resolved = available_backend(backend, place, _shape(bank)[1])
-    if resolved == "faiss" or place.type == "mps":
-        place = torch.device("cpu")
+    resolved, place = _where(bank, backend, device)
 
     def search(part: slice) -> Neighbours:
         unit_queries = UnitRows(queries, "query", place)
@@ -76,6 +73,54 @@ def nearest(
         return search(slice(0, len(bank)))
     first, end = (len(bank) * number // world_size() for number in (rank(), rank() + 1))
     return _merged(all_succeed(lambda: search(slice(first, end))), k)
+
+
+class Index:
+    """A bank that is searched again and again: its rows are checked and their norms computed once.
+
+    The rows themselves are neither copied nor normalised, so they may lie in a mapped file. 24 bytes a row are kept.
+
+    Args:
+        bank: as of `nearest`, and not changed later.
+        backend: as of `nearest`.
+        device: as of `nearest`.
+
+    Raises:
+        UserError: a feature is NaN or infinite, there is no row, or FAISS is missing.
+    """
+
+    def __init__(
+        self,
+        bank: Tensor | Rows,
+        *,
+        backend: Literal["auto", "faiss", "torch"] = "auto",
+        device: torch.device | str | None = None,
+    ) -> None:
+        self._backend, place = _where(bank, backend, device)
+        self._rows = UnitRows(bank, "bank", place)
+
+    def __len__(self) -> int:
+        """N."""
+        return len(self._rows)
+
+    def nearest(self, queries: Tensor | Rows, k: int, *, progress: Callable[[int], None] | None = None) -> Neighbours:
+        """What `nearest` returns for this bank and queries [Q, D].
+
+        Raises:
+            UserError: shapes differ, k is out of range, or a feature is NaN or infinite.
+        """
+        _check_shapes(self._rows, queries, k, exclude_self=False)
+        search = Search(self._rows, k, self._backend, exclude_self=False)
+        return _search(search, UnitRows(queries, "query", self._rows.device), 0, progress)
+
+
+def _where(
+    bank: Tensor | Rows, backend: Literal["auto", "faiss", "torch"], device: torch.device | str | None
+) -> tuple[Literal["faiss", "torch"], torch.device]:
+    """The backend and the device of a search."""
+    place = torch.device((bank.device if isinstance(bank, Tensor) else "cpu") if device is None else device)
+    resolved = available_backend(backend, place, _shape(bank)[-1])
+    return resolved, torch.device("cpu") if resolved == "faiss" or place.type == "mps" else place
 
 
 def _search(search: Search, queries: UnitRows, first: int, progress: Callable[[int], None] | None) -> Neighbours:
@@ -108,11 +153,11 @@ def _merged(part: Neighbours, k: int) -> Neighbours:
     return Neighbours(indices, similarities)
 
 
-def _shape(features: Tensor | Rows) -> list[int]:
+def _shape(features: Tensor | Rows | UnitRows) -> list[int]:
     return list(features.shape) if isinstance(features, Tensor) else [len(features), features.width]
 
 
-def _check_shapes(bank: Tensor | Rows, queries: Tensor | Rows, k: int, *, exclude_self: bool) -> None:
+def _check_shapes(bank: Tensor | Rows | UnitRows, queries: Tensor | Rows, k: int, *, exclude_self: bool) -> None:
     rows, wanted = _shape(bank), _shape(queries)
     if len(rows) != 2 or len(wanted) != 2 or rows[1] != wanted[1] or 0 in rows + wanted:
         raise UserError(

@@ -72,6 +72,22 @@ def propose_with_faiss(bank: UnitRows, wanted: int, queries: Tensor) -> Proposal
     return Proposal(rows, best.gather(1, order), floor, error, 0.0)
 
 
+def propose_from_all(bank: UnitRows, wanted: int, queries: Tensor) -> Proposal:
+    """Propose the `wanted` + SLACK best of all similarities, of a few queries with a `plain` bank.
+
+    A product of raw rows has the error of one of unit rows (`float32_error`), and the scale adds two roundings.
+    """
+    low, count = queries.float(), min(wanted + tiling.SLACK, len(bank))
+    values = low.new_empty(len(low), len(bank))
+    for tile in tiling.spans(len(bank), bank.width, 8 * tiling.BUDGET, queries.device):
+        values[:, tile] = bank.products(low, tile)
+    best, rows = values.topk(count)
+    rows, order = rows.sort()
+    floor = torch.nextafter(best[:, -1], torch.full_like(best[:, -1], math.inf))  # equals may be left out
+    error = torch.full_like(queries[:, 0], float32_error(bank.width) + 2 * SINGLE)
+    return Proposal(rows, best.gather(1, order), floor, error, 0.0)
+
+
 class _Table:
     """Collects the rows above every query's floor, in the order of the bank."""
 

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from excb.neighbours import backends, tiling
 from excb.neighbours.precision import GRID, float64_error, rounded_dots, split
-from excb.neighbours.proposals import Proposal, propose_with_faiss, propose_with_torch
+from excb.neighbours.proposals import Proposal, propose_from_all, propose_with_faiss, propose_with_torch
 from excb.neighbours.unit_rows import UnitRows
 
 
@@ -67,6 +67,9 @@ class Search:
         """Functions that propose candidates, the fastest first; none where the candidates would be most of the bank."""
         if tiling.table_width(len(self.bank), self._wanted) >= len(self.bank):
             return []
+        few = queries <= tiling.FEW and queries * len(self.bank) <= tiling.CANDIDATES
+        if few and self.bank.plain:
+            return [functools.partial(propose_from_all, self.bank, self._wanted)]
         if self.backend == "faiss":
             return [functools.partial(propose_with_faiss, self.bank, self._wanted)]
         with_torch = functools.partial(propose_with_torch, self.bank, self._wanted)

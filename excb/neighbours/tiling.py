@@ -16,6 +16,7 @@ SAMPLE = 8192  # bank rows from which a query's floor is estimated
 SPREAD = 4  # standard deviations by which a floor is lower than the estimate; doubled for the last attempt
 SLACK = 32  # candidates of FAISS beyond k
 MERGED = 4096  # queries whose neighbours the processes exchange at once
+FEW = 16  # queries whose similarities with all rows are kept at once, if they are no more than CANDIDATES
 WORTH = 2**27  # similarities from which bfloat16 is tried: fewer are fast anyway
 ON_GPU = 32  # factor by which all tiles are larger on a GPU
 
@@ -57,4 +58,4 @@ def working_bytes(N: int, D: int, Q: int, k: int) -> int:
     width = min(N, table_width(N, k))
     together = min(Q, queries_at_once(N, D, k))
     table = together * (width * 12 + D * 16 + k * 16)
-    return table + 8 * max(BUDGET, D) * 12 + 8 * D * min(N, SAMPLE)
+    return table + 8 * max(BUDGET, D) * 12 + 8 * D * min(N, SAMPLE) + 4 * CANDIDATES

@@ -40,6 +40,7 @@ class UnitRows:
         width: D.
         scales: [N] float64, factors that turn raw rows into unit rows up to rounding.
         moderate: whether products of raw rows and scales stay far from overflow and underflow.
+        plain: whether raw rows are float32, and products of theirs stay far from overflow and underflow in float32.
 
     Raises:
         UserError: a feature is NaN or infinite.
@@ -51,8 +52,11 @@ class UnitRows:
         self._length = span.stop - span.start
         self.width = source.shape[1] if isinstance(source, Tensor) else source.width
         self._peaks, self._inverse = torch.ones(2, self._length, 1, dtype=torch.float64, device=device)
+        self.plain = True
         for rows in tiling.spans(self._length, self.width, tiling.CACHED, device):
-            values = self._raw(rows).double()
+            raw = self._raw(rows)
+            self.plain &= raw.dtype == torch.float32
+            values = raw.double()
             peak = values.abs().amax(1, keepdim=True)
             if not peak.isfinite().all():
                 raise UserError(f"a {name} feature is NaN or infinite: check the encoder and the images it was given")
@@ -65,6 +69,7 @@ class UnitRows:
             self._inverse[rows] = 1 / squares.sqrt().clamp(min=1.0)  # at least 1 by the division, except in zero rows
 
         self.moderate = bool(((self._peaks > 2.0**-200) & (self._peaks < 2.0**200)).all())
+        self.plain &= bool(((self._peaks > 2.0**-30) & (self._peaks < 2.0**60)).all())
         self.scales = (self._inverse / self._peaks)[:, 0]
 
     def __len__(self) -> int:
@@ -78,6 +83,17 @@ class UnitRows:
         raw = self._raw(rows)
         kind = torch.promote_types(raw.dtype, torch.float32)
         return torch.div(raw, self._peaks[rows].to(kind)).mul_(self._inverse[rows].to(kind)).float()
+
+    def products(self, queries: Tensor, rows: slice) -> Tensor:
+        """The dot products [Q, n] of `plain` rows with unit queries [Q, D] in float32, with the error of FAISS's.
+
+        Raw rows are multiplied, and their norms divide the results: there is no copy of the bank to write and to read.
+        """
+        raw, scales = self._raw(rows), self.scales[rows].float()
+        if raw.device.type != "cpu":
+            return (queries @ raw.T).mul_(scales)
+        # NumPy's BLAS is faster than torch's here: a few queries wait for memory, not for arithmetic.
+        return torch.from_numpy(raw.numpy() @ queries.numpy().T).T.mul_(scales)
 
     def pick(self, rows: Tensor) -> Tensor:
         """Unit rows [n, D] of the given numbers [n]."""

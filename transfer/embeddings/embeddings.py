@@ -11,10 +11,10 @@ from torch import Tensor
 
 from excb.errors import UserError, require
 from excb.images.picture import is_picture
-from excb.neighbours.nearest import nearest
+from excb.neighbours.nearest import Index
 from excb.networks.features import embed_images as embed_pictures
 
-from .vectors import Vectors
+from .vectors import Vectors, in_place
 
 if TYPE_CHECKING:
     from excb.hub.backbone import Backbone
@@ -62,7 +62,7 @@ class Embeddings(Vectors):
         rows = torch.as_tensor(np.asarray(queries, dtype=np.float32))
         fits = rows.ndim == 2 and rows.shape[1] == self.rows.width
         require(fits, f"queries of shape {list(rows.shape)} do not fit: these vectors have {self.rows.width} numbers")
-        neighbours = nearest(self.rows, rows, min(k, len(self)))
+        neighbours = self._index.nearest(rows, min(k, len(self)))
         return [
             [Match(self.paths[index], cosine, index) for index, cosine in zip(indices, cosines, strict=True)]
             for indices, cosines in zip(neighbours.indices.tolist(), neighbours.similarities.tolist(), strict=True)
@@ -80,6 +80,11 @@ class Embeddings(Vectors):
             )
         backbone = self._network
         return embed_pictures(backbone, backbone.transform, query)[0]
+
+    @cached_property
+    def _index(self) -> Index:
+        """The vectors, prepared for searching once; they stay where they are, on the disk or in memory."""
+        return Index(in_place(self.rows))
 
     @cached_property
     def _network(self) -> "Backbone":

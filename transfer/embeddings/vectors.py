@@ -34,6 +34,13 @@ class ArrayRows:
         return torch.from_numpy(np.array(self.array[start:stop], dtype=np.float32))
 
 
+def in_place(rows: Rows) -> Tensor | Rows:
+    """The rows of a float32 array as a tensor of the same memory; others as they are."""
+    if isinstance(rows, ArrayRows) and rows.array.dtype == np.float32 and rows.array.flags.writeable:
+        return torch.from_numpy(rows.array)
+    return rows
+
+
 @dataclass(frozen=True)
 class ChosenRows:
     """Some rows of others, by their ascending numbers."""

@@ -21,7 +21,7 @@ from torch import Tensor
 from excb.errors import UserError
 from excb.neighbours import backends, search
 from excb.neighbours import tiling as sizes
-from excb.neighbours.nearest import Neighbours, nearest
+from excb.neighbours.nearest import Index, Neighbours, nearest
 from excb.neighbours.proposals import propose_with_torch
 from excb.neighbours.unit_rows import UnitRows
 from tests.excb.neighbours.features import (
@@ -40,7 +40,7 @@ Rows = Sequence[Sequence[int]]
 
 
 # The sizes a user gets, which leave a small bank to the search in float64, and tiny ones that reach every other branch.
-TINY: dict[str, Any] = {"BLOCK": 3, "SLACK": 1, "SPREAD": 0, "BUDGET": 12, "CACHED": 8}
+TINY: dict[str, Any] = {"BLOCK": 3, "SLACK": 1, "SPREAD": 0, "BUDGET": 12, "CACHED": 8, "FEW": 0}
 
 
 tilings = pytest.mark.parametrize(
@@ -50,8 +50,9 @@ tilings = pytest.mark.parametrize(
         TINY,
         {**TINY, "SLACK": 0, "SAMPLE": 3, "CANDIDATES": 40, "CACHED": 1},
         {**TINY, "WORTH": 0},
+        {**TINY, "FEW": 99},
     ],
-    ids=["default", "tiny", "minute", "bfloat16"],
+    ids=["default", "tiny", "minute", "bfloat16", "few"],
 )
 
 
@@ -355,15 +356,58 @@ class SomeRows:
     """Features that can only be read in spans, and that know the longest one."""
 
     def __init__(self, features: Tensor) -> None:
-        self._features, self.width, self.longest = features, features.shape[1], 0
+        self._features, self.width, self.longest, self.read = features, features.shape[1], 0, 0
 
     def __len__(self) -> int:
         return len(self._features)
 
     def rows(self, start: int, stop: int) -> Tensor:
         assert 0 <= start < stop <= len(self)
-        self.longest = max(self.longest, stop - start)
+        self.longest, self.read = max(self.longest, stop - start), self.read + stop - start
         return self._features[start:stop]
+
+
+@pytest.mark.parametrize("queries", [1, 16, 40])
+@pytest.mark.parametrize("spread", [0.0, 30.0])
+def test_an_index_finds_what_one_search_finds(queries: int, spread: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    bank, asked = random_features(6000, 32), random_features(queries, 32, seed=1)
+    bank *= torch.exp2(spread * (torch.rand(len(bank), 1, generator=torch.Generator().manual_seed(2)) - 0.5))
+    bank[100:300], bank[700], bank[900] = bank[3], 0.0, 2 * bank[5]
+    asked[0] = bank[3]  # more equals than candidates
+    index, source = Index(bank), SomeRows(bank)
+    found = index.nearest(asked, 9)
+    assert_same(Index(source).nearest(asked, 9), found)
+    monkeypatch.setattr(sizes, "FEW", 0)
+    for backend in ("torch", "faiss") if importlib.util.find_spec("faiss") else ("torch",):
+        assert_same(nearest(bank, asked, 9, backend=backend), found)
+    assert found.indices[0].tolist() == [3, *range(100, 108)]
+
+
+def test_an_index_reads_the_bank_once_and_then_only_products(monkeypatch: pytest.MonkeyPatch) -> None:
+    source = SomeRows(random_features(6000, 32))
+    index = Index(source)
+    source.read = 0
+    index.nearest(random_features(1, 32, seed=1), 9)
+    assert source.read <= 6000 + 9 + sizes.SLACK
+
+
+@pytest.mark.parametrize("scale", [2.0**-40, 2.0**70])
+def test_rows_beyond_float32s_products_are_normalised_first(scale: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    bank, asked = random_features(6000, 32), random_features(2, 32, seed=1)
+    found = nearest(bank, asked, 9)
+    monkeypatch.setattr(search, "propose_from_all", None)  # must not be called
+    assert_same(Index(bank * scale).nearest(asked, 9), found)
+
+
+def test_mistakes_with_an_index() -> None:
+    index = Index(random_features(30, 8))
+    assert len(index) == 30
+    with pytest.raises(UserError, match=r"bank \[30, 8\] and queries \[2, 7\] do not fit"):
+        index.nearest(torch.zeros(2, 7), 3)
+    with pytest.raises(UserError, match="k is 31: choose 1 to 30"):
+        index.nearest(torch.zeros(2, 8), 31)
+    with pytest.raises(UserError, match="a bank feature is NaN or infinite"):
+        Index(torch.full((3, 2), math.nan))
 
 
 @both_backends
