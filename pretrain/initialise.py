@@ -32,6 +32,7 @@ from .step import Trainer
 
 _ADAPTED = "weights repeated in turn, or summed for one channel"
 TEACHERS_PART = "student.distillation."  # tensors that belong to a run's frozen teachers
+_CHECKED = set[str]()  # backbones of this process's runs: those of a study are one
 
 
 def build_model(recipe: Recipe, teachers: Sequence[Teacher] = ()) -> ExCB:
@@ -89,9 +90,13 @@ def check_backbone(recipe: Recipe) -> None:
     Raises:
         UserError: as `build_model`.
     """
+    model, sizes = recipe.model, _sizes(recipe)
+    if (checked := repr((model.architecture, model.drop_path, sizes))) in _CHECKED:
+        return
     with torch.device("meta"):
-        network = recipe.model.architecture.build(drop_path=recipe.model.drop_path)
-    check_resolution(network, _sizes(recipe))
+        network = model.architecture.build(drop_path=model.drop_path)
+    check_resolution(network, sizes)
+    _CHECKED.add(checked)
 
 
 def _sizes(recipe: Recipe) -> list[int]:
