@@ -100,7 +100,8 @@ def test_the_slurm_job(photos: Path, tmp_path: Path) -> None:
         probe.bind(("localhost", 0))
         job["PORT"] = str(probe.getsockname()[1])
     small = (
-        "optim.epochs=1 optim.batch=26 method.clusters=16 efficiency.workers=0 efficiency.device=cpu monitor.images=26"
+        "optim.epochs=1 optim.batch=26 method.clusters=16 efficiency.workers=0 efficiency.device=cpu monitor.images=26 "
+        "views.global_size=32 views.local_size=16 views.eval_resize=32 views.eval_crop=32"
     )
     # The job starts new interpreters.
     path = f"{stand_ins}:{Path(sys.executable).parent}:{os.environ['PATH']}"
