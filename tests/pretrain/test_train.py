@@ -22,7 +22,7 @@ from excb.pretrain.overrides import apply, find_recipe
 from excb.pretrain.train import changed_recipe
 from tests.pretrain.small_runs import OVERRIDES, VALUES, assert_same
 
-pytestmark = pytest.mark.usefixtures("one_thread")
+pytestmark = pytest.mark.usefixtures("one_thread", "short_end")
 
 
 @pytest.fixture(scope="module")

@@ -18,7 +18,7 @@ from excb.pretrain.step import Trainer, trainer_for
 from excb.settings import MethodSettings
 from tests.pretrain.adapt.adapted_runs import CONV, VIT, small_recipe
 
-pytestmark = pytest.mark.usefixtures("one_thread")
+pytestmark = pytest.mark.usefixtures("one_thread", "short_end")
 CPU = torch.device("cpu")
 LAYERS = 4  # of conv4
 

@@ -30,7 +30,7 @@ from tests.pretrain.small_runs import OVERRIDES, assert_same, stopped_before, wr
 from tests.pretrain.stream_files import write_parquet
 
 pytestmark = [
-    pytest.mark.usefixtures("one_thread"),
+    pytest.mark.usefixtures("one_thread", "short_end"),
     # datasets 5.2, 2026-11: its writer leaves a file for the garbage collector to close
     pytest.mark.filterwarnings("ignore::ResourceWarning"),
 ]
