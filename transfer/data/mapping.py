@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from excb.errors import require
 from excb.images.image_set import Images
-from excb.images.pixels import EIGHT_BIT, Pixels
+from excb.images.pixels import EIGHT_BIT, Pixels, pixels_of
 from excb.images.survey import Survey, surveyed, with_pixels
 from excb.networks.preprocessing import Preprocessing
 
@@ -17,10 +17,10 @@ Say = Callable[[str], None]
 def declared_pixels(text: str | None, channels: int | None, own: Pixels) -> Pixels | None:
     """The record that --range and --channels declare; None where neither is given. Raises UserError for no range."""
     if text is not None:
-        return Pixels.declared(text, channels or own.channels)
-    return (
-        None if channels is None else replace(own, channels=channels) if own.channels == channels else Pixels(channels)
-    )
+        return replace(Pixels.declared(text, channels or own.channels), colours=own.colours)
+    if channels is None:
+        return None
+    return own if own.channels == channels else Pixels(channels, colours=own.colours)
 
 
 def on_one_mapping(
@@ -42,7 +42,9 @@ def on_one_mapping(
         UserError: no one mapping fits all images (`excb.images.survey.surveyed`).
     """
     own = prepared.pixels
-    known = declared or (own if own != EIGHT_BIT else None)
+    known = declared or (None if own.plain else own)
+    same, train = test is train, with_pixels(train, replace(pixels_of(train), colours=own.colours))
+    test = train if same else with_pixels(test, replace(pixels_of(test), colours=own.colours))
     first = surveyed(train, known)
     second = first if test is train else surveyed(test, first.pixels if first.deep else known)
     require(

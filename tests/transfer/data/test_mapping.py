@@ -1,6 +1,7 @@
 """One range for train and test images: declared, the network's own, or measured on the train images."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -50,6 +51,20 @@ def test_a_networks_own_range_comes_first_and_a_declared_one_before_it(tmp_path:
     assert Said().mapped(train, train, own)[2].pixels == own.pixels
     declared = declared_pixels("0..65535", None, own.pixels)
     assert Said().mapped(train, train, own, declared)[2].pixels.range == "0..65535"
+
+
+def test_a_network_of_stored_colours_keeps_them(tmp_path: Path) -> None:
+    own = replace(USUAL, pixels=Pixels(colours="stored"))
+    train = folder(tmp_path / "train", 200, kind=np.uint8)
+    mapped, other, prepared = Said().mapped(train, train, own)
+    assert mapped is other
+    assert mapped.pixels == prepared.pixels == own.pixels
+    deep = folder(tmp_path / "deep", 4095)
+    assert Said().mapped(deep, deep, own)[2].pixels == Pixels(3, (0.0,), (4095.0,), "measured", "stored")
+    declared = declared_pixels("0..9000", None, own.pixels)
+    assert Said().mapped(deep, deep, own, declared)[0].pixels == Pixels(3, (0.0,), (9000.0,), "declared", "stored")
+    assert declared_pixels(None, 3, own.pixels) == own.pixels
+    assert declared_pixels(None, 4, own.pixels) == Pixels(4, colours="stored")
 
 
 @pytest.mark.parametrize("top", [65535, 300])
