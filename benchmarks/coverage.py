@@ -240,7 +240,7 @@ def segmentations(images: int) -> Trial:
 
     def trial(random: np.random.Generator) -> bool:
         first, second = masks(random, images), masks(random, images)
-        return area_difference([first], [second], "miou").p_value() < LEVEL
+        return bool(area_difference([first], [second], "miou").p_value() < LEVEL)
 
     return trial
 

@@ -167,7 +167,7 @@ def rank_differs(figure: str, number: int, *, shared: bool) -> Trial:
 
     def trial(random: np.random.Generator) -> bool:
         first, second = ranked(random, number, shared=shared)
-        return first.compared(figure, second, figure).p_value < LEVEL
+        return bool(first.compared(figure, second, figure).p_value < LEVEL)
 
     return trial
 

@@ -7,7 +7,7 @@ from excb.inference.estimate import LEAST
 
 
 class Basis(NamedTuple):
-    """What an interval is over, and how it is made."""
+    """The sampling unit and the method of an interval."""
 
     unit: str  # drawn anew in thought: the interval says where the figure would be for others of the same kind
     method: str

@@ -8,6 +8,7 @@ from torch import Tensor
 from excb.console import Reporter
 from excb.distributed.signals import StopRequest
 from excb.errors import UserError
+from excb.images.pixels import pixels_of
 
 from ..run.alarms import AlarmState, Health, coincident
 from ..run.gain import SOURCE, TARGET
@@ -29,7 +30,9 @@ class EpochEnd:
         device, workers = state.trainer.device, state.feed.workers
         self.monitor = Monitor(state.feed.indexed, recipe, device=device, workers=workers)
         self.probes = {
-            name: FolderProbe(name, data, recipe, device=device, workers=workers, note=reporter.note)
+            name: FolderProbe(
+                name, data, recipe, device=device, workers=workers, pixels=pixels_of(state.images), note=reporter.note
+            )
             for name, data in ((TARGET, recipe.monitor.data), (SOURCE, recipe.monitor.source))
             if data is not None
         }
@@ -157,7 +160,7 @@ class EpochEnd:
 
 
 def _right_answers(readings: Mapping[str, NetworkFigures], moment: str) -> dict[str, Tensor]:
-    """What a checkpoint keeps of readings at the start or in the best epoch: right answers, and halves of them."""
+    """Right answers, and halves of them, that a checkpoint keeps of the start or the best epoch."""
     kept = {f"{moment}_{name}": reading.hits for name, reading in readings.items()}
     halves = {f"{moment}_{name}_halves": reading.halves for name, reading in readings.items()}
     return kept | {name: differences for name, differences in halves.items() if differences is not None}

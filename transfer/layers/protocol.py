@@ -21,7 +21,7 @@ from ..probes.logistic import SOLVER
 from ..probes.penalty import FEW_SETTINGS
 from ..probes.recipes import FOLDS, LinearProtocol
 from ..probes.rows import part_rows, shapes_of
-from ..probes.selection import HELD_OUT, few_labels, held_out
+from ..probes.selection import HELD_OUT, has_few_labels, held_out
 from ..protocol import Measurement
 from ..reporting.predictions import Predictions
 from ..reporting.references import NEIGHBOURS
@@ -80,7 +80,7 @@ def checked(task: Task, options: LayersOptions) -> LayersPlan:
     assert task.train.labels is not None
     labels = task.train.labels
     all_succeed(lambda: held_out(labels, options.seed))
-    few = options.probe == "linear" and few_labels(labels) and not options.given("epochs", "lr", "wd")
+    few = options.probe == "linear" and has_few_labels(labels) and not options.given("epochs", "lr", "wd")
     return LayersPlan(shapes, cells, *options.plans(len(labels)), few=few)
 
 

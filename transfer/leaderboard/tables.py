@@ -60,7 +60,7 @@ def _table(group: Group, metrics: Sequence[str]) -> str:
 
 
 def _notes(group: Group) -> str:
-    """What qualifies measured figures, a line for each row that has notes; the page has those of published ones."""
+    """The notes on measured figures, a line for each row that has notes; the page has those of published ones."""
     return bullets([(row.model, "; ".join(row.notes)) for row in _qualified(group)])
 
 

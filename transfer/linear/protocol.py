@@ -49,7 +49,7 @@ def measure(task: Task, options: LinearOptions, reporter: Reporter) -> Measureme
         UserError: a setting is out of range, `state` is of another evaluation, or an image cannot be read.
     """
     start = time.monotonic()
-    asked, options = options, resolved(task, options, reporter)
+    asked, options = options, suited(task, options, reporter)
     plan, select, seed = checked(task, options), options.select, options.seed
     if not isinstance(plan, LinearProtocol):
         few = options.protocol == CROSS_VALIDATED
@@ -73,7 +73,7 @@ def measure(task: Task, options: LinearOptions, reporter: Reporter) -> Measureme
     return Measurement(result, predictions, partial(_show, result, options.protocol), ScoredFiles(predictions))
 
 
-def resolved(task: Task, options: LinearOptions, reporter: Reporter) -> LinearOptions:
+def suited(task: Task, options: LinearOptions, reporter: Reporter) -> LinearOptions:
     """The options with the protocol that suits the labels, where the user names none; a line says which."""
     chosen = options.for_labels(len(task.train))
     if chosen != options:

@@ -34,7 +34,7 @@ def _work(task: "Task", options: LinearOptions, reporter: Reporter) -> Work:
     if has_label_sets(task.train):
         tried = label_sets.checked(options)
         return Work(task.sets, then=(f"logistic regressions on these features: {len(tried)}, each of all classes",))
-    options = protocol.resolved(task, options, reporter)
+    options = protocol.suited(task, options, reporter)
     plan = protocol.checked(task, options)
     if not isinstance(plan, LinearProtocol):
         fits = fits_of(plan, FOLDS if options.protocol == CROSS_VALIDATED else 1)

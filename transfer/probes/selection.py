@@ -66,7 +66,7 @@ def held_out(labels: np.ndarray, seed: int) -> np.ndarray:
     return held
 
 
-def few_labels(labels: np.ndarray) -> bool:
+def has_few_labels(labels: np.ndarray) -> bool:
     """Whether so few train images have a class each, [N], that heads are chosen by cross-validation."""
     return labels.ndim == 1 and len(labels) < FEW_LABELS
 
@@ -203,7 +203,7 @@ def choose_among(
         bank = fit(*train, everything, tried)
         choice = Choice.on_test(tried, bank, *test)
         return outcome_of(bank, choice.head, test[0], choice, settings)
-    folded = folded and few_labels(train[1].numpy())
+    folded = folded and has_few_labels(train[1].numpy())
     choice, _ = choose_held_out(tried, *train, fit, seed=seed, folded=folded)
     settings = settings | ({"folds": FOLDS} if folded else {})
     return outcome_of(fit(*train, everything, [tried[choice.head]]), 0, test[0], choice, settings)

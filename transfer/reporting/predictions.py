@@ -97,7 +97,7 @@ class Scored(Paired):
         return {name: statistics.interval(each) for name, each in self.scores().items()}
 
     def bases(self) -> dict[str, Basis]:
-        """What the intervals are over, and how they are made, by figure."""
+        """The sampling unit and the method of every interval, by figure."""
         return {name: statistics.basis(each) for name, each in self.scores().items()}
 
     def columns(self, figure: str) -> dict[str, list[Any]]:

@@ -68,7 +68,7 @@ class HalvesRecall:
 
     @classmethod
     def merged(cls, parts: Sequence["HalvesRecall"]) -> "HalvesRecall":
-        """What several processes have counted, each of queries of its own."""
+        """The counts of several processes together, each of queries of its own."""
         merged = copy(parts[0])
         merged._sums = np.sum([part._sums for part in parts], axis=0)
         merged._counts = np.sum([part._counts for part in parts], axis=0)

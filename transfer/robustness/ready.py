@@ -16,7 +16,7 @@ from ..data.named_sets import Note
 from ..data.splits import stratified_split
 from ..probes.logistic import SOLVER
 from ..probes.penalty import FEW_SETTINGS
-from ..probes.selection import few_labels, held_out
+from ..probes.selection import has_few_labels, held_out
 from ..task import Task, require_colours
 from . import corruptions
 from .corruptions import CorruptedImages
@@ -105,7 +105,7 @@ class Ready:
     def few(self) -> bool:
         """Whether the head has the form for few labels: where the user names no penalties, which are of the other."""
         assert self.task.train.labels is not None
-        return few_labels(self.task.train.labels) and not self.options.given("l2")
+        return has_few_labels(self.task.train.labels) and not self.options.given("l2")
 
     def settings(self) -> dict[str, Any]:
         """Every setting, without outcomes."""

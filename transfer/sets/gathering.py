@@ -63,7 +63,7 @@ def gathered_tables(
 
 
 def notes_of(outcomes: Mapping[str, Sequence[StepOutcome]]) -> list[str]:
-    """What qualifies the figures of any result, each line once, with the checkpoints and sets that it is of."""
+    """The notes on any result's figures, each once, with the checkpoints and sets that it is of."""
     places: dict[str, list[str]] = {}
     for name, made in outcomes.items():
         for each in made:

@@ -21,7 +21,7 @@ from ..probes.failure import SameFeatures
 from ..probes.logistic import SOLVER
 from ..probes.penalty import FEW_SETTINGS, STRENGTHS, Rule, choose_penalty, cross_validated, log_likelihood
 from ..probes.recipes import FEW_STRENGTHS, FOLDS
-from ..probes.selection import HELD_OUT, HELD_OUT_SETS, few_labels
+from ..probes.selection import HELD_OUT, HELD_OUT_SETS, has_few_labels
 from .choosing import OpenSet
 from .episodes import episode_interval, episodes
 
@@ -41,7 +41,7 @@ class Options:
 
     def few(self, labels: np.ndarray) -> bool:
         """Whether logistic regression takes its form for few labels: where the user chooses no penalties."""
-        return few_labels(labels) and self.strengths == STRENGTHS
+        return has_few_labels(labels) and self.strengths == STRENGTHS
 
     def settings(self, opened: OpenSet) -> dict[str, Any]:
         """All that figures depend on beside features, as JSON holds it."""

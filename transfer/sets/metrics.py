@@ -46,7 +46,7 @@ class Metric:
 
     @property
     def basis(self) -> Basis:
-        """What `interval` is over, and how it is made."""
+        """The sampling unit and the method of `interval`."""
         return WILSON if self.name == TOP1.name else JACKKNIFE
 
     def without(self, answers: np.ndarray, targets: np.ndarray) -> np.ndarray:

@@ -169,8 +169,8 @@ def test_the_vote_is_over_the_mean_of_patches_and_needs_finite_features() -> Non
 
 def test_a_line_says_which_head_is_taken(capsys: pytest.CaptureFixture[str]) -> None:
     task = planted(3)
-    options = protocol.resolved(task, LinearOptions(), Reporter())
+    options = protocol.suited(task, LinearOptions(), Reporter())
     assert options == replace(LinearOptions(), protocol=CROSS_VALIDATED)
     assert "linear heads by logreg-cv: 36 train images (--protocol names another)" in capsys.readouterr().err
-    assert protocol.resolved(task, LinearOptions(protocol="fast"), Reporter()).protocol == "fast"
+    assert protocol.suited(task, LinearOptions(protocol="fast"), Reporter()).protocol == "fast"
     assert capsys.readouterr().err == ""
