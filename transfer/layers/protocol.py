@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -206,8 +206,8 @@ def _settings(options: LayersOptions, plan: LayersPlan, judged: Sequence[Judged]
     vectors = [cell for cell in plan.cells if cell.pooling not in (DEFAULT, ATTENTIVE)]
     heads: dict[str, Any] = {"k": K, "temperature": TEMPERATURE}
     if options.probe == "linear":
-        linear = SOLVER | FEW_SETTINGS | {"C": list(CELL_STRENGTHS)} if plan.few else asdict(plan.linear)
-        heads = {"heads": linear, "attentive_heads": asdict(plan.attentive)}
+        linear = SOLVER | FEW_SETTINGS | {"C": list(CELL_STRENGTHS)} if plan.few else plan.linear.settings()
+        heads = {"heads": linear, "attentive_heads": plan.attentive.settings()}
         blocks = options.attentive_blocks
         heads |= {"attentive": blocks if isinstance(blocks, str) else list(blocks)}
     return heads | {

@@ -24,8 +24,8 @@ class LinearOptions(ProtocolOptions):
 
     protocol: str = option(
         AUTO,
-        f"resnet, vit, moco, simsiam, fast, logreg, {CROSS_VALIDATED}, attentive (default: {CROSS_VALIDATED} below "
-        f"{FEW_LABELS:,} train images, else fast)",
+        f"resnet, vit, moco, simsiam, fast, logreg, {CROSS_VALIDATED}, attentive, attentive-bn (default: "
+        f"{CROSS_VALIDATED} below {FEW_LABELS:,} train images, else fast)",
         metavar="NAME",
     )
     epochs: int | None = option(None, "instead of the protocol's", metavar="N")

@@ -3,7 +3,7 @@
 import hashlib
 import json
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -66,7 +66,7 @@ class Probe:
             choice = Choice.among(heads, *scores, images=int(held.sum()), select="holdout")
         else:
             choice = Choice.on_test(heads, banks[0], test, targets)
-        return replace(outcome_of(banks[0], choice.head, test, choice, asdict(self.plan)), same=same)
+        return replace(outcome_of(banks[0], choice.head, test, choice, self.plan.settings()), same=same)
 
     def _train_through(
         self, encoder: nn.Module, banks: Sequence[HeadBank], held: np.ndarray | None, state: "_State"
@@ -127,7 +127,7 @@ class Probe:
             (rows, labels),
             (test, targets),
             fitting(make, plan, self.reporter, what="linear heads", seed=self.seed),
-            settings=asdict(plan),
+            settings=plan.settings(),
             select=self.select,
             seed=self.seed,
         )
@@ -152,7 +152,7 @@ class Probe:
         rows, test = scaled_rows(rows, test)
         make = partial(attentive_bank, task, self.plan, channels=channels, seed=self.seed)
         fit = fitting(make, self.plan, self.reporter, what="attentive probes", seed=self.seed)
-        settings = asdict(self.plan) | {"queries": queries_of(channels), "grid": grid}
+        settings = self.plan.settings() | {"queries": queries_of(channels), "grid": grid}
         outcome = choose_among(
             tried(self.plan),
             (rows, labels),
@@ -183,7 +183,7 @@ class _State:
     def of(cls, probe: Probe, file: Path | None) -> "_State":
         """The state of one protocol on one task: nothing that its heads depend on may differ."""
         task = probe.task
-        parts = [asdict(probe.plan), probe.select, probe.seed, task.preprocessing.to_dict(), task.train.fingerprint]
+        parts = [probe.plan.settings(), probe.select, probe.seed, task.preprocessing.to_dict(), task.train.fingerprint]
         parts += [task.train.classes, weights_hash(task.backbone.network)]
         return cls(file, hashlib.sha256(json.dumps(parts).encode()).hexdigest())
 

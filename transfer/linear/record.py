@@ -1,7 +1,6 @@
 """`excb-eval linear`: its record."""
 
 from collections.abc import Mapping
-from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from excb.console import Reporter
@@ -81,7 +80,7 @@ def _claim_fields(options: Fields, _kind: FigureKind) -> Fields:
         weight_decay=options.get("wd"),
     )
     several = len(recipe.lr) * len(recipe.weight_decay) > 1
-    return named(asdict(recipe)) | ({"select": options.get("select", "holdout")} if several else {})
+    return named(recipe.settings()) | ({"select": options.get("select", "holdout")} if several else {})
 
 
 def _steps(task: "Task", options: LinearInSuite, depends_on: Mapping[str, Any]) -> list[SuiteStep]:

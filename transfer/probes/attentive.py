@@ -15,7 +15,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from excb import seeding
-from excb.distributed.collectives import sum_over_ranks
+from excb.distributed.collectives import sum_over_ranks, world_size
+from excb.errors import UserError
 
 HEAD = 64  # channels of a head of attention in CAPI
 SCORED = 256  # images at once
@@ -33,10 +34,13 @@ class AttentiveProbe(nn.Module):
         classes: C.
         width: D.
         seed: names the first weights. Queries start small, so that attention starts as the mean over patches.
+        batchnorm: BatchNorm without scale and shift before the classifier, as the code of efficient probing has it
+            (billpsomas/efficient-probing at b8f4fb8, probe_heads.py).
     """
 
-    def __init__(self, classes: int, width: int, *, seed: int) -> None:
+    def __init__(self, classes: int, width: int, *, seed: int, batchnorm: bool = False) -> None:
         super().__init__()
+        self.norm = nn.BatchNorm1d(width, affine=False, eps=1e-6) if batchnorm else nn.Identity()
         count = queries_of(width)
         random = seeding.generator(seeding.Purpose.TRANSFER_WEIGHTS, seed)
 
@@ -58,7 +62,7 @@ class AttentiveProbe(nn.Module):
         """Scores of the classes."""
         seen = self.attention(patches) @ patches  # [B, M, D]: averaged first, then projected, which costs P times less
         pooled = torch.einsum("bmd,mvd->bmv", seen, self.values).flatten(1)
-        return F.linear(pooled, self.weight, self.bias)
+        return F.linear(self.norm(pooled), self.weight, self.bias)
 
 
 class AttentiveBank:
@@ -74,6 +78,10 @@ class AttentiveBank:
         seed: names the first weights.
         device: where the probes are.
         dtype: of weights and arithmetic.
+        batchnorm: see `AttentiveProbe`.
+
+    Raises:
+        UserError: there is BatchNorm, and several processes, whose batches it would not see together.
     """
 
     def __init__(
@@ -86,10 +94,13 @@ class AttentiveBank:
         seed: int = 0,
         device: torch.device | str = "cpu",
         dtype: torch.dtype = torch.float32,
+        batchnorm: bool = False,
     ) -> None:
+        if batchnorm and world_size() > 1:
+            raise UserError.on_all_ranks("attentive-bn sees a batch at once: run it in one process")
         self.classes, self.width = classes, width
         self.device, self.dtype = torch.device(device), dtype
-        self.probes = [AttentiveProbe(classes, width, seed=seed).to(device, dtype) for _ in lr]
+        self.probes = [AttentiveProbe(classes, width, seed=seed, batchnorm=batchnorm).to(device, dtype) for _ in lr]
         self._lr = [rate for rate in lr for _ in range(2)]  # of the groups below
         groups = [
             {"params": parameters, "lr": rate, "weight_decay": decay}
@@ -115,6 +126,7 @@ class AttentiveBank:
             This rank's part [H] of each probe's mean loss before the step.
         """
         patches = self._patches(rows)
+        self._train(training=len(rows) > 1)  # one image has no statistics
         losses = torch.stack(
             [F.cross_entropy(probe(patches), labels, reduction="sum") / whole for probe in self.probes]
         )
@@ -125,7 +137,12 @@ class AttentiveBank:
             for parameter in group["params"]:
                 parameter.grad = sum_over_ranks(parameter.grad)
         self._optimizer.step()
+        self._train(training=False)
         return losses.detach()
+
+    def _train(self, *, training: bool) -> None:
+        for probe in self.probes:
+            probe.train(training)
 
     @torch.no_grad()
     def score(self, rows: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:

@@ -2,8 +2,8 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import Literal
+from dataclasses import asdict, dataclass, replace
+from typing import Any, Literal
 
 from excb.errors import UserError, nearest_name, require
 
@@ -29,7 +29,15 @@ class LinearProtocol:
     # what the heads see: "pooled" as the backbone returns them, "last4_cls", or the last map's "patches", which
     # attentive probes take
     features: Literal["pooled", "last4_cls", "patches"] = "pooled"
+    batchnorm: bool = False  # of attentive probes: BatchNorm without scale and shift before the classifier
     augmented: bool = True  # whether the backbone sees new crops every epoch; otherwise features are made once and kept
+
+    def settings(self) -> dict[str, Any]:
+        """All of it, for results and fingerprints; without BatchNorm as before there was any."""
+        values = asdict(self)
+        if not self.batchnorm:
+            del values["batchnorm"]
+        return values
 
     @property
     def lr_factor(self) -> float:
@@ -81,6 +89,11 @@ PROTOCOLS = {
         augmented=False,
     ),
 }
+PROTOCOLS["attentive-bn"] = replace(
+    PROTOCOLS["attentive"],
+    source="as attentive, with the BatchNorm of efficient probing's code between pooling and classifier",
+    batchnorm=True,
+)
 
 
 def protocol_of_name(

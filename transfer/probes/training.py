@@ -46,6 +46,7 @@ def attentive_bank(
     return AttentiveBank(
         len(task.train.classes or ()),
         channels,
+        batchnorm=plan.batchnorm,
         lr=[one["lr"] * plan.lr_factor for one in heads],
         weight_decay=[one["wd"] for one in heads],
         seed=seed,

@@ -6,6 +6,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from excb.transfer.probes.attentive import AttentiveBank, AttentiveProbe, queries_of
+from excb.transfer.probes.recipes import PROTOCOLS
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 C, D, P = 5, 128, 9
@@ -111,3 +112,33 @@ def test_a_rank_without_images_takes_part() -> None:
     losses = bank.step(torch.empty(0, P * D), torch.empty(0, dtype=torch.int64), whole=4)
     assert losses.tolist() == [0.0]
     assert bank.finite(0)
+
+
+def test_batchnorm_before_the_classifier_is_that_of_the_batch_then_that_of_the_run() -> None:
+    patches = torch.randn(6, P, D, generator=RANDOM)
+    plain, probe = AttentiveProbe(C, D, seed=1), AttentiveProbe(C, D, seed=1, batchnorm=True)
+    with torch.no_grad():
+        pooled = torch.einsum("bmd,mvd->bmv", plain.attention(patches) @ patches, plain.values).flatten(1)
+        mean, variance = pooled.mean(0), pooled.var(0, correction=0)
+        expected = (pooled - mean) / (variance + 1e-6).sqrt() @ plain.weight.T + plain.bias
+        torch.testing.assert_close(probe(patches), expected)
+        running = 0.9 + 0.1 * pooled.var(0)  # momentum 0.1, from mean 0 and variance 1
+        expected = (pooled - 0.1 * mean) / (running + 1e-6).sqrt() @ plain.weight.T + plain.bias
+        torch.testing.assert_close(probe.eval()(patches), expected)
+
+
+def test_a_bank_with_batchnorm_learns_from_batches_and_scores_without_them() -> None:
+    rows, labels = torch.randn(8, P * D, generator=RANDOM), torch.arange(8) % C
+    bank = AttentiveBank(C, D, lr=(0.01,), weight_decay=(0.0,), batchnorm=True)
+    first = float(bank.step(rows, labels, whole=8)[0])
+    for _ in range(20):
+        last = float(bank.step(rows, labels, whole=8)[0])
+    assert last < first
+    before = bank.top(rows, 0)
+    assert torch.equal(before[:1], bank.top(rows[:1], 0))  # an image's answer does not depend on the others
+    bank.step(rows[:1], labels[:1], whole=1)
+
+
+def test_settings_without_batchnorm_are_those_of_earlier_results() -> None:
+    assert "batchnorm" not in PROTOCOLS["attentive"].settings()
+    assert PROTOCOLS["attentive-bn"].settings()["batchnorm"] is True
