@@ -115,7 +115,7 @@ def winners_are_exact() -> None:
     """Assignments at full width are those of float64, but where two clusters are as near as float32's last bits."""
     interpret(kept=64, walked=256, step=64)
     for dtype in TOLERANCES:
-        batch = batch_of(531, views=(2, 0), images=20, width=256, spread=3.0).to(dtype, torch.float32)
+        batch = batch_of(1031, views=(2, 0), images=40, width=256, spread=3.0).to(dtype, torch.float32)
         z = batch.queries.double() @ batch.teacher.double().T
         balanced = z * batch.scale.double() + batch.offset.double()
         actual = assign(
