@@ -48,7 +48,7 @@ def labelled_images(
             `multilabel` is false.
     """
     from excb.distributed.collectives import run_on_rank0
-    from excb.images.image_set import ledger_of, with_ledger
+    from excb.images.image_set import ledger_of, with_doubts
 
     from .data.concerns import concerns
     from .data.multilabel import has_label_sets
@@ -74,7 +74,7 @@ def labelled_images(
         )
     found = run_on_rank0(lambda: concerns(train, test))
     (ledger_of(train).of("train") + ledger_of(test).of("test") + found).tell(reporter)
-    return train, with_ledger(test, ledger_of(test) + found)
+    return train, with_doubts(test, found)
 
 
 def warn_of_unknown(task: "Task", reporter: Reporter, unknown: str = COUNT_AS_WRONG) -> None:

@@ -62,7 +62,20 @@ class CheckpointOptions(NetworkOption):
 
 
 @dataclass(frozen=True, kw_only=True)
-class SizeOptions:
+class RangeOption:
+    """Which stored values are black and white."""
+
+    range: str | None = option(
+        None,
+        "stored values that become black and white, such as 0..4095, of images of more than 8 bits (default: the "
+        "checkpoint's, else measured on the train images)",
+        metavar="LOW..HIGH",
+        group=_PREPROCESSING,
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class SizeOptions(RangeOption):
     """Sizes and values of inputs, instead of those that the checkpoint has."""
 
     resize: int | None = option(
@@ -70,13 +83,6 @@ class SizeOptions:
     )
     crop: int | None = option(
         None, "central square (default: the checkpoint's)", metavar="PIXELS", group=_PREPROCESSING
-    )
-    range: str | None = option(
-        None,
-        "stored values that become black and white, such as 0..4095, of images of more than 8 bits (default: the "
-        "checkpoint's, else measured on the train images)",
-        metavar="LOW..HIGH",
-        group=_PREPROCESSING,
     )
     channels: int | None = option(
         None, "channels of the images (default: as many as they have)", metavar="N", group=_PREPROCESSING
@@ -147,7 +153,7 @@ class BaselineOptions(PixelsOption, UntrainedOption):
 
 
 @dataclass(frozen=True, kw_only=True)
-class OwnSetOptions(PixelsOption, UntrainedOption, MachineOptions, CheckpointOptions):
+class OwnSetOptions(PixelsOption, UntrainedOption, MachineOptions, RangeOption, CheckpointOptions):
     """Of protocols that open a set of their own and resize its images by themselves."""
 
 

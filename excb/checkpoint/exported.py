@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from excb import ledger
 from excb.checkpoint import timm_format
 from excb.checkpoint.stored import Stored
 from excb.checkpoint.teachers import TEACHERS
@@ -40,12 +41,12 @@ _FACTS = {
     "training": Field(
         optional(
             record_of(
-                {"seconds": optional(number), "images": optional(integer)}
+                {"seconds": optional(number), "images": optional(integer), "ledger": optional(ledger.RULE)}
                 | dict.fromkeys(("data", "fingerprint"), optional(text)),
                 extra=True,
             )
         ),
-        "a table of data, images, fingerprint and seconds",
+        "a table of data, images, fingerprint, seconds and ledger",
     ),
     "teachers": TEACHERS,
     "sha256": Field(table, "a table"),

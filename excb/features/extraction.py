@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from excb.console import Reporter
+from excb.console import Reporter, plural
 from excb.distributed.collectives import all_succeed, gather_numbers, gather_objects, rank, run_on_rank0, world_size
 from excb.errors import UserError, require
 from excb.features import cache
@@ -44,8 +44,8 @@ def refuse_broken(broken: Mapping[str, str], images: Images, *, already_reported
     if broken:
         path, reason = next(iter(broken.items()))
         raise UserError(
-            f"{len(broken)} of {len(images)} images in {images.root} cannot be read, such as {path} ({reason}): fix "
-            "or remove them",
+            f"{len(broken):,} of {plural(len(images), 'image')} in {images.root} cannot be read, such as {path} "
+            f"({reason}): fix or remove them",
             already_reported=already_reported,
         )
 
@@ -224,7 +224,7 @@ def features_of(extraction: Extraction, root: Path | None, reporter: Reporter, *
         run_on_rank0(store.discard)
     clipped = clipped_of(extraction.images)
     if clipped is not None:
-        clipped.add(run_on_rank0(store.clipped))
+        clipped.add(number for number in run_on_rank0(store.clipped) if number < len(clipped))
 
     def keep_clipped() -> None:
         """Before rows are kept: those who read them from the cache know what was seen of their images."""
@@ -248,5 +248,5 @@ def features_of(extraction: Extraction, root: Path | None, reporter: Reporter, *
                 run_on_rank0(partial(store.write, number, rows))
         run_on_rank0(lambda: store.finish(description))
     elif rank() == 0:
-        reporter.note(f"features of {name}: {total:,} rows from {store.folder}")
+        reporter.note(f"features of {name}: {plural(total, 'row')} from {store.folder}")
     return all_succeed(store.open)

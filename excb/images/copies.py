@@ -8,9 +8,10 @@ from pathlib import Path, PurePosixPath
 import numpy as np
 from PIL import Image
 
+from excb.images import depth
 from excb.images.decoding import BrokenImageError, open_smaller
-from excb.images.image_set import CodedImages, ImageSet
-from excb.images.pixels import EIGHT_BIT
+from excb.images.image_set import CodedImages
+from excb.images.pixels import EIGHT_BIT, PixelsError, Source
 from excb.images.shards import ShardImages
 
 MOST = 100_000  # images whose files are compared whatever their names; of more, listing and reading take minutes
@@ -84,7 +85,7 @@ def _digest(images: CodedImages, index: int, count: int) -> bytes | None:
         return None
 
 
-def comparable(sets: Sequence[ImageSet]) -> bool:
+def comparable(sets: Sequence[CodedImages]) -> bool:
     """Whether sets are small enough for `near_copies`: it decodes all of their images, about 0.4 ms each of 128 pixels.
 
     JPEGs of any size are decoded at an eighth of their sides where that suffices.
@@ -94,7 +95,7 @@ def comparable(sets: Sequence[ImageSet]) -> bool:
     return sum(_size(images, index) or 0 for images in sets for index in range(len(images))) <= MOST_BYTES
 
 
-def near_copies(train: ImageSet, test: ImageSet) -> list[tuple[int, int]]:
+def near_copies(train: CodedImages, test: CodedImages) -> list[tuple[int, int]]:
     """Test images that look as a train image does: their indices, and that of the train image most like each.
 
     Copies are found that were scaled, saved again, or changed in brightness, contrast or colour; cropped, turned and
@@ -115,13 +116,13 @@ def near_copies(train: ImageSet, test: ImageSet) -> list[tuple[int, int]]:
     return [(int(asked[query]), int(known[column])) for query, column in sorted(best.items())]
 
 
-def _small_pictures(images: ImageSet) -> tuple[np.ndarray, np.ndarray]:
+def _small_pictures(images: CodedImages) -> tuple[np.ndarray, np.ndarray]:
     """Small grey pictures, float32 [N, SIDE, SIDE], and whose: plain and unreadable images have none."""
     pictures, indices = [], []
     for index in range(len(images)):
         try:
             picture = _small(images.source(index))
-        except BrokenImageError:  # reported where it is used, as are images of other channels
+        except BrokenImageError:  # reported where it is used
             continue
         if picture.std() > PLAIN:
             pictures.append(picture)
@@ -129,9 +130,21 @@ def _small_pictures(images: ImageSet) -> tuple[np.ndarray, np.ndarray]:
     return np.array(pictures, np.float32).reshape(-1, SIDE, SIDE), np.array(indices, np.int64)
 
 
-def _small(source: Path | str) -> np.ndarray:
-    image: Image.Image = open_smaller(source, _shrink, EIGHT_BIT)[0]
+def _small(source: Source) -> np.ndarray:
+    try:
+        image: Image.Image = open_smaller(source, _shrink, EIGHT_BIT)[0]
+    except PixelsError:  # more bits or other channels: no set's range is needed to see that two images are alike
+        image = _stretched(depth.read_values(source, len("RGB")))
     return np.asarray(image.convert("L").resize((SIDE, SIDE), Image.Resampling.BOX, reducing_gap=2.0), np.float32)
+
+
+def _stretched(values: np.ndarray) -> Image.Image:
+    """The mean of all channels as a grey image, its own least and greatest value as black and white."""
+    grey = values.reshape(*values.shape[:2], -1).mean(axis=2, dtype=np.float64)
+    finite = grey[np.isfinite(grey)]
+    low, high = (float(finite.min()), float(finite.max())) if finite.size else (0.0, 0.0)
+    scaled = (np.nan_to_num(grey, nan=low, posinf=high, neginf=low) - low) * (255 / max(high - low, 1e-12))
+    return Image.fromarray(scaled.round().astype(np.uint8))
 
 
 def _shrink(size: tuple[int, int]) -> int:

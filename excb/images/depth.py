@@ -146,8 +146,8 @@ def _values(image: Image.Image, channels: int, source: Source | None, colours: C
     if source is not None and image.format == "TIFF" and (deep or known):  # noqa: SIM102 - reads only what it must
         if (values := bands.read_bands(source, known)) is not None:
             return values
-    if source is not None and _is_deep_png(image):
-        return _png_values(source)
+    if _is_deep_png(image):  # not loaded, so that its file is open
+        return _png_values(source if source is not None else image.fp)  # type: ignore[attr-defined, unused-ignore]
     if deep:
         return np.asarray(image).astype(stored_type(image), copy=False)  # Pillow has int32 for uint32, int16 and more
     if channels == 3:
@@ -190,13 +190,13 @@ def channels_of(values: np.ndarray, pixels: Pixels, notice: Notice | None = None
     count = values.shape[2]
     if count != pixels.channels and not (pixels.channels == 3 and count == 1):
         raise PixelsError(
-            f"it has {count} channels, not {pixels.channels}: leave it out, or, if all images have them, declare "
-            f"data.channels={count} (excb-eval: --channels {count})"
+            f"it has {count} channels, not {pixels.channels}: leave it out, or declare the channels of all images "
+            "(docs/channels.md)"
         )
     if values.dtype not in (np.uint8, np.bool_) and not pixels.deep:
         raise PixelsError(
             f"its {type_name(values.dtype)} values have no range: declare the one of the whole set, such as "
-            "data.range=0..4095 (excb-eval: --range 0..4095)"
+            "data.range=0..4095 (--range 0..4095 in commands without a recipe)"
         )
     if notice is not None and pixels.clips(values):
         notice()

@@ -7,6 +7,7 @@ from typing import Any
 from PIL import Image, ImageDraw, ImageFont, ImageOps
 
 from excb.charts.style import drawable
+from excb.console import plural
 from excb.errors import UserError, require
 from excb.images.picture import as_rgb, is_picture
 
@@ -49,7 +50,7 @@ def image_grid(
     count = sum(map(len, groups.values()))
     require(count > 0, "there are no images to show")
     texts = [""] * count if captions is None else [drawable(text) for text in captions]
-    require(len(texts) == count, f"{len(texts)} captions for {count} images: pass one for each")
+    require(len(texts) == count, f"{plural(len(texts), 'caption')} for {plural(count, 'image')}: pass one for each")
 
     shown = max(len(given) for given in groups.values())
     width = _GAP + min(columns, shown) * (side + _GAP)

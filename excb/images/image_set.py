@@ -8,7 +8,6 @@ from typing import Any, Protocol, TypeVar, runtime_checkable
 
 import numpy as np
 
-from excb.distributed.collectives import gather_objects
 from excb.images.decoding import Source, open_image
 from excb.images.pixels import EIGHT_BIT, ClippedImages, Pixels, notice_of, pixels_of
 from excb.ledger import NAMED, NOTHING, Ledger, LedgerEntry
@@ -63,12 +62,28 @@ class CodedImages(Images, Protocol):
 
 
 @runtime_checkable
+class FiledImages(CodedImages, Protocol):
+    """Images that are files, each with a name of its own."""
+
+    def file(self, index: int) -> Path:
+        """The file of one image."""
+
+
+@runtime_checkable
 class ScannedImages(Protocol):
     """Images that a search of folders found; another search also finds what was added there."""
 
     @property
     def scanned_folders(self) -> Sequence[Path]:
         """The folders."""
+
+
+@runtime_checkable
+class DoubtedImages(Protocol):
+    """Images whose ledger is made of several parts."""
+
+    def with_doubts(self, found: Ledger) -> "DoubtedImages":
+        """The same set with more in its ledger."""
 
 
 def ledger_of(images: Any) -> Ledger:
@@ -92,6 +107,8 @@ def _within(images: Any, name: str, kind: type[Value]) -> Value | None:
 
 def share_clipped(images: Any) -> None:
     """Let every rank know which images others found to have values outside the range; all ranks call this."""
+    from excb.distributed.collectives import gather_objects  # here: finding images needs no torch
+
     if (clipped := clipped_of(images)) is not None:
         for indices in gather_objects(clipped.indices):
             clipped.add(indices)
@@ -111,14 +128,17 @@ def clipped_ledger(images: Any, of: str = "") -> Ledger:
     return Ledger((LedgerEntry(CLIPPED, len(marked), names, advice, left_out=False, of=of),))
 
 
-def with_ledger(images: AnyImages, ledger: Ledger) -> AnyImages:
-    """The same set with another ledger; of a part, that of the whole set."""
-    names = {each.name for each in fields(images)} if is_dataclass(images) else set[str]()
+def with_doubts(images: AnyImages, found: Ledger) -> AnyImages:
+    """The same set with more in its ledger; of a part, in that of the whole set."""
+    changed: Any = images
+    if isinstance(images, DoubtedImages):
+        return images.with_doubts(found)  # type: ignore[return-value]
+    names = {each.name for each in fields(changed)} if found and is_dataclass(changed) else set[str]()
     if "ledger" in names:
-        return replace(images, ledger=ledger)  # type: ignore[type-var]
-    if "images" in names:
-        return replace(images, images=with_ledger(images.images, ledger))  # type: ignore[attr-defined, type-var]
-    return images
+        changed = replace(changed, ledger=changed.ledger + found)
+    elif "images" in names:
+        changed = replace(changed, images=with_doubts(changed.images, found))
+    return changed  # type: ignore[no-any-return]
 
 
 def fingerprint_of(paths: Sequence[str], labels: np.ndarray | None) -> str:

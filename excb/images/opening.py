@@ -13,13 +13,16 @@ from excb.remote import byte_ranges
 LOOKED_AT = 8  # first files of a list: if all are missing, its paths start elsewhere, or its lines hold more than paths
 
 
-def training_images(data: str | None, listed: Path | None, note: Note = lambda _line: None) -> CodedImages:
+def training_images(
+    data: str | None, listed: Path | None, note: Note = lambda _line: None, *, ledger: bool = True
+) -> CodedImages:
     """The images that a run trains on: those of a list, or what `open_images` finds.
 
     Args:
         data: a folder or shards; with a list, the folder of its paths.
         listed: a file with one path a line.
         note: called with messages when shards are indexed, and with the lines of the ledger.
+        ledger: False leaves the lines of the ledger to the caller.
 
     Raises:
         UserError: there are none, they cannot be used, or a list starts with missing files.
@@ -27,7 +30,7 @@ def training_images(data: str | None, listed: Path | None, note: Note = lambda _
     if listed is None:
         assert data is not None
         found = open_images(data, note)
-        for line in ledger_of(found).lines():
+        for line in ledger_of(found).lines() if ledger else ():
             note(line)
         return found
     if data is not None and is_shards(data):

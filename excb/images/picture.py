@@ -47,6 +47,8 @@ def as_rgb(picture: Any, pixels: Pixels = EIGHT_BIT) -> Image.Image:
     hint = ""
     if isinstance(picture, list | tuple):
         hint = ": pass several to backbone.embed(images)"
+    elif isinstance(picture, bytes | bytearray | memoryview):
+        hint = ": open it with PIL.Image.open(io.BytesIO(...))"
     elif kind.startswith("torch."):
         hint = ": normalised tensors [B, 3, H, W] go into backbone(tensors) as they are"
     raise UserError(f"an image is a PIL image, a uint8 array [H, W, 3] or the path of a file, not a {kind}{hint}")

@@ -1,6 +1,6 @@
 """How stored values become 8-bit channels: one record for a whole set of images, never one image's own."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -68,7 +68,7 @@ class Pixels:
 
     @property
     def in_words(self) -> str:
-        """What is done to stored values, for people."""
+        """The treatment of stored values, for people."""
         parts = [f"values mapped from {self.range}"] if self.deep else []
         if self.channels == len("RGB"):
             parts.append("colours in sRGB by their profiles" if self.colours == "srgb" else "colours as stored")
@@ -158,6 +158,10 @@ class ClippedImages:
 
         self._marks = torch.zeros(count, dtype=torch.uint8).share_memory_()
 
+    def __len__(self) -> int:
+        """Number of images."""
+        return len(self._marks)
+
     def at(self, index: int) -> Notice:
         """Marks an image when it is called."""
         return partial(self.add, [index])
@@ -167,6 +171,10 @@ class ClippedImages:
         for index in indices:
             self._marks[index] = 1
 
+    def part(self, indices: Sequence[int]) -> "ClippedPart":
+        """The marks of some of the images."""
+        return ClippedPart(self, tuple(indices))
+
     @property
     def indices(self) -> list[int]:
         """The images that are marked, in their order."""
@@ -174,7 +182,23 @@ class ClippedImages:
         return marked
 
 
+@dataclass(frozen=True)
+class ClippedPart:
+    """The marks of some images of a set, by their indices in it."""
+
+    marks: ClippedImages
+    indices: tuple[int, ...]
+
+    def at(self, index: int) -> Notice:
+        """Marks an image of the part when it is called."""
+        return self.marks.at(self.indices[index])
+
+    def part(self, indices: Sequence[int]) -> "ClippedPart":
+        """The marks of some of these images."""
+        return ClippedPart(self.marks, tuple(self.indices[index] for index in indices))
+
+
 def notice_of(images: object, index: int) -> Notice | None:
-    """What to call if an image of a set holds values outside the range; None for sets that do not count these."""
-    clipped: ClippedImages | None = getattr(images, "clipped", None)
+    """A function to call if an image of a set holds values outside the range; None of sets that do not count these."""
+    clipped: ClippedImages | ClippedPart | None = getattr(images, "clipped", None)
     return None if clipped is None else clipped.at(index)

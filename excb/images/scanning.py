@@ -31,7 +31,7 @@ def scan_folder(folder: Path | str) -> ImageSet:
     root = Path(folder)
     if not root.is_dir():
         raise UserError(f"no folder {root}: name the folder that holds your images{nearest_path(root)}")
-    paths, ledger = _images_below(root)
+    paths, ledger = find_images(root)
     if not paths:
         tars = f"; name tars as '{root}/*.tar'" if any(root.glob("*.tar")) else ""
         found = "".join(f" ({line})" for line in ledger.lines())
@@ -45,8 +45,12 @@ def scan_folder(folder: Path | str) -> ImageSet:
     return ImageSet(root, paths, np.array([index[top] for top in tops]), classes, scanned=True, ledger=ledger)
 
 
-def _images_below(root: Path) -> tuple[list[str], Ledger]:
-    """The paths of the images below a folder, and what else is there."""
+def find_images(root: Path) -> tuple[list[str], Ledger]:
+    """The paths of the images below a folder, in no order, and a ledger of all else.
+
+    Raises:
+        UserError: a folder in it cannot be read.
+    """
     paths, arrays, tally = list[str](), list[str](), Tally()
     usual = set[str]()  # endings of names, as they are typed: most files take one look
     for below, files in _walk(root, tally):

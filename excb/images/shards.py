@@ -10,9 +10,11 @@ from typing import Any, overload
 
 import numpy as np
 
+from excb.console import plural
 from excb.errors import UserError
 from excb.images.decoding import BrokenImageError, open_image
-from excb.images.formats.known import EXTENSIONS
+from excb.images.formats.known import EXTENSIONS, kind_of_extension
+from excb.images.formats.plugins import Extra
 from excb.images.image_set import fingerprint_of
 from excb.images.pixels import EIGHT_BIT, ClippedImages, Pixels, notice_of
 from excb.images.tars.index import ShardIndex, index_of
@@ -157,13 +159,19 @@ def open_shards(text: str, note: Note = lambda _line: None) -> ShardImages:
     places = find_shards(text)
     index = index_of(places, note)
     if not len(index.offsets):
-        size = f"{len(places):,} shard{'s' * (len(places) > 1)}"
+        size = plural(len(places), "shard")
         raise UserError(f"no image in {text} ({size}): it needs files ending in {' '.join(EXTENSIONS)}")
     skipped = sum(map(Counter, index.skipped), Counter[str]())
-    ledger = Ledger(tuple(LedgerEntry(kind, count) for kind, count in sorted(skipped.items())))
+    ledger = Ledger(tuple(_entry(kind, count) for kind, count in sorted(skipped.items())))
     if 0 < (bare := int((index.labels < 0).sum())) < len(index.labels):
-        note(f"{bare:,} of {len(index.labels):,} images in {text} have no label: label files are not used")
+        note(f"{text}: no label for {bare:,} of {plural(len(index.labels), 'image')}: label files are not used")
     return ShardImages(text, tuple(places), index, *_classes(index), ledger=ledger)
+
+
+def _entry(reason: str, count: int) -> LedgerEntry:
+    """Members that were skipped; where an extra opens such images, its line is the advice."""
+    kind = kind_of_extension(reason) if reason.startswith(".") else None
+    return LedgerEntry(reason, count, advice=kind.advice if isinstance(kind, Extra) else "")
 
 
 def _classes(index: ShardIndex) -> tuple[np.ndarray | None, tuple[str, ...] | None]:

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from excb.console import plural
 from excb.errors import require
 from excb.images import depth
 from excb.images.decoding import BrokenImageError
@@ -23,8 +24,10 @@ SHALLOW = (
 )
 HEADERS, MEASURED = 4096, 2000  # images whose headers are read, and whose values are measured, at most: evenly spaced
 READERS = 8  # threads: reading waits for the disk
+GREY_OR_COLOUR = (1, 3)  # channels
 UNIT, FAR = 1.0, 100.0  # floats up to 1 in some images, and from 100 on in others, are of two kinds
-_CHOICES = "separate them, or declare the range of those of more bits with data.range=LOW..HIGH (excb-eval: --range)"
+DECLARE = "data.range=LOW..HIGH (--range LOW..HIGH in commands without a recipe)"
+_CHOICES = f"separate them, or declare the range of those of more bits with {DECLARE}"
 
 Note = Callable[[str], None]
 
@@ -58,7 +61,7 @@ class Survey:
         names = {1: "grey", 3: "colour"}
         counts = {count for _, count in self.kinds}
         words = f"{self.pixels.channels} channels" if several else " and ".join(names[n] for n in sorted(counts))
-        said = f"{self.images:,} image{'s' * (self.images != 1)}: {types} {words}"
+        said = f"{plural(self.images, 'image')}: {types} {words}"
         if not self.deep:
             return said
         sampled = f" of {self.measured:,} of them" if self.measured < self.images else ""
@@ -68,7 +71,7 @@ class Survey:
         return f"{said}, values {self.low:,.6g} to {self.high:,.6g}{sampled}: {how}{clipped}"
 
 
-def surveyed(images: Any, declared: Pixels | None = None, *, name: str = "") -> Survey:
+def surveyed(images: Any, declared: Pixels | None = None, *, name: str = "", colours_of: str = "") -> Survey:
     """Look at a set's images, and settle how their stored values become channels.
 
     Sets without a file that may hold more than 8 bits cost nothing. Of others, `HEADERS` headers are read, and where
@@ -78,6 +81,7 @@ def surveyed(images: Any, declared: Pixels | None = None, *, name: str = "") -> 
         images: with `source(index)`, else they are taken for 8-bit images.
         declared: the record that a user or a network says; its range holds for images of more than 8 bits.
         name: of the set, for messages.
+        colours_of: the protocol or command that takes grey and colour images only, if one does.
 
     Raises:
         UserError: images have several numbers of channels, or values on several scales, and no record says which.
@@ -91,6 +95,14 @@ def surveyed(images: Any, declared: Pixels | None = None, *, name: str = "") -> 
         kinds["uint8", 3] += total - len(possible)
     if not kinds:
         return Survey(total, kinds, known)
+    if colours_of:
+        others = Counter(count for _, count in kinds.elements() if count not in GREY_OR_COLOUR)
+        require(
+            not others,
+            f"{colours_of} takes grey and colour images, and "
+            + " and ".join(f"{number:,} of {name} have {count} channels" for count, number in others.most_common())
+            + ": leave them out, or choose a command that takes other channels (docs/channels.md)",
+        )
     channels = _channels(kinds, known, name) if declared is None else known.channels
     deep = {stored for stored, _ in kinds if stored != "uint8"}
     if not deep:
@@ -242,6 +254,6 @@ def _measured(lows: np.ndarray, highs: np.ndarray, channels: int, name: str) -> 
     require(
         bool((low < high).all()),
         f"all images of {name} hold one value, {low[int(np.argmin(high - low))]:,.6g}, in a channel: declare the range "
-        "with data.range=LOW..HIGH (excb-eval: --range), or leave them out",
+        f"with {DECLARE}, or leave them out",
     )
     return Pixels(channels, tuple(low.tolist()), tuple(high.tolist()), "measured")

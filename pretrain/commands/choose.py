@@ -7,7 +7,7 @@ from pathlib import Path
 from excb.cli import Command, Parser
 from excb.console import duration
 
-from .options import add_output, check_gpus, reporter_of, require_images
+from .options import add_output, add_range, check_gpus, reporter_of, require_images
 
 DESCRIPTION = """\
 Propose a recipe and the command that runs it, from the number and size of the images, cores, GPUs and hours.
@@ -22,6 +22,7 @@ def add_options(parser: Parser) -> None:
     parser.add_argument("--list", type=Path, metavar="FILE", help="a file with one image path per line, below --data")
     parser.add_argument("--hours", type=float, metavar="H", help="hours that the run may take")
     parser.add_argument("--gpus", type=int, metavar="N", help="GPUs of this machine, 0 for the CPU (default: all)")
+    add_range(parser)
     add_output(parser)
 
 
@@ -34,12 +35,17 @@ def run(options: argparse.Namespace) -> int:
 
     from ..data.hub_stream import refuse_stream
     from ..plan.choice import choose_recipe
+    from ..recipe import DataSettings
+    from ..training.pixels import with_their_pixels
 
     refuse_stream(options.data, "choose")
     reporter = reporter_of(options)
-    images = training_images(options.data, options.list, reporter.note)
+    settings = DataSettings(range=options.range)
+    images = with_their_pixels(training_images(options.data, options.list, reporter.note), settings, reporter)
     device = choose_device("cpu" if options.gpus == 0 else "auto")
-    choice = choose_recipe(images, options.data or str(images.root), device, gpus=options.gpus, hours=options.hours)
+    named = options.data or str(images.root)
+    declared = () if options.range is None else (f"data.range={options.range}",)
+    choice = choose_recipe(images, named, device, gpus=options.gpus, hours=options.hours, declared=declared)
     if options.json:
         reporter.answer(json.dumps(choice.to_dict(), indent=2))
         return 0

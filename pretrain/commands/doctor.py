@@ -52,7 +52,7 @@ def run(options: argparse.Namespace) -> int:
 
     refuse_stream(options.data, "doctor")
     reporter = Reporter(quiet=options.quiet)
-    images = training_images(options.data, options.list, reporter.note)
+    images = training_images(options.data, options.list, reporter.note, ledger=False)  # a check says it
     recipe = recipe and adopted(recipe, reporter.note)
     subject = CheckedMachine(images, recipe, place_of(options), reporter, gpus=options.gpus, everything=options.all)
     findings = list(examine(subject))

@@ -9,6 +9,8 @@ from excb.cli import Command, Parser
 from excb.console import Reporter
 from excb.errors import UserError
 
+from .options import add_range
+
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
@@ -43,6 +45,7 @@ def add_options(parser: Parser) -> None:
     tsne.add_argument("--classes", nargs="+", metavar="NAME", help="class folders (default: ImageNet-10)")
     tsne.add_argument("--each", type=int, metavar="N", help="images of every class at most (default: all)")
     tsne.add_argument("--seed", type=int, default=0, help="of t-SNE (default: 0)")
+    add_range(tsne)
     tsne.set_defaults(draw=_tsne)
     balancing = kind("balancing", "the balancing operator B(z; s), linear and squared below 1/K")
     balancing.add_argument("--clusters", type=int, default=8, metavar="K", help="number of clusters (default: 8)")
@@ -112,6 +115,7 @@ def _tsne(options: argparse.Namespace) -> "Figure":
         classes=options.classes,
         each=options.each,
         seed=options.seed,
+        pixel_range=options.range,
         device=choose_device("auto"),
         out=options.out,
     )

@@ -116,3 +116,13 @@ def check_gpus(gpus: int | None) -> None:
     """Raise UserError for a negative `--gpus`."""
     if gpus is not None and gpus < 0:
         raise UserError("--gpus takes 0 (the CPU) or more")
+
+
+def add_range(parser: Parser) -> None:
+    """The range of images of more than 8 bits, of commands that take no recipe."""
+    parser.add_argument(
+        "--range",
+        metavar="LOW..HIGH",
+        help="stored values that become black and white, such as 0..4095, of images of more than 8 bits (default: "
+        "measured)",
+    )

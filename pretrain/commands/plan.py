@@ -29,10 +29,14 @@ def run(options: argparse.Namespace) -> int:
     from ..data.hub_stream import refuse_stream
     from ..initialise import adopted
     from ..plan.plan import show_plan
+    from ..training.pixels import with_their_pixels
 
     refuse_stream(options.data, "plan")
     reporter = reporter_of(options)
-    images = training_images(options.data, options.list, reporter.note) if options.data or options.list else None
+    images = None
+    if options.data or options.list:
+        found = training_images(options.data, options.list, reporter.note)
+        images = with_their_pixels(found, recipe.data, reporter)
     recipe = adopted(recipe, reporter.note)
     return show_plan(recipe, options.gpus, images, reporter, measure=options.measure, as_json=options.json, gpu=gpu)
 

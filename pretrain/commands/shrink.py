@@ -7,7 +7,7 @@ from pathlib import Path
 from excb.cli import Command, Parser
 from excb.errors import require
 
-from .options import add_output, reporter_of
+from .options import add_output, add_range, reporter_of
 
 DESCRIPTION = """\
 Write smaller copies of large photographs, upright, as JPEGs in the same sub-folders.
@@ -35,6 +35,7 @@ def add_options(parser: Parser) -> None:
     parser.add_argument(
         "--side", type=int, default=SIDE, metavar="PIXELS", help=f"pixels of a copy's shorter side (default: {SIDE})"
     )
+    add_range(parser)
     add_output(parser)
 
 
@@ -44,7 +45,7 @@ def run(options: argparse.Namespace) -> int:
 
     require(options.side > 0, f"--side takes 1 pixel or more, not {options.side}")
     reporter = reporter_of(options)
-    shrunk = shrink_folder(options.data, options.out, reporter, side=options.side)
+    shrunk = shrink_folder(options.data, options.out, reporter, side=options.side, pixel_range=options.range)
     if shrunk.broken:
         more = f" and {len(shrunk.broken) - NAMED:,} more" if len(shrunk.broken) > NAMED else ""
         reporter.warn(

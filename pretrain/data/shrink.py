@@ -3,6 +3,7 @@
 import shutil
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -10,11 +11,13 @@ from PIL import Image
 
 from excb.console import Reporter
 from excb.distributed.machine import usable_cores
-from excb.errors import UserError
+from excb.errors import UserError, require
 from excb.files.atomic import check_writable_folder, new_file
 from excb.images.decoding import BrokenImageError, open_smaller, stored_and_upright_size
-from excb.images.image_set import ImageSet
+from excb.images.image_set import ImageSet, clipped_ledger
+from excb.images.pixels import Pixels, notice_of
 from excb.images.scanning import scan_folder
+from excb.images.survey import surveyed, with_pixels
 
 QUALITY = 95  # of JPEGs
 JPEG = (".jpg", ".jpeg")
@@ -36,11 +39,19 @@ class Shrunk:
         return {**vars(self), "broken": list(self.broken)}
 
 
-def shrink_folder(folder: Path, out: Path, reporter: Reporter, *, side: int) -> Shrunk:
+def shrink_folder(folder: Path, out: Path, reporter: Reporter, *, side: int, pixel_range: str | None = None) -> Shrunk:
     """Write a copy of every image below `folder` into `out`, upright, with a shorter side of at most `side` pixels.
 
     Sub-folders and names stay. Copies are JPEGs: one of another format has `.jpg` added to its name. Files that are
-    small enough are copied as they are. The same call continues one that was stopped.
+    small enough are copied as they are, unless they have more than 8 bits. The same call continues one that was
+    stopped.
+
+    Args:
+        folder: of the images.
+        out: of the copies.
+        reporter: for notes and progress.
+        side: pixels of a copy's shorter side.
+        pixel_range: LOW..HIGH of images of more than 8 bits, which become copies of 8 bits; measured by default.
 
     Raises:
         UserError: there are no images, a place cannot be read or written, one folder is in the other, two images would
@@ -49,8 +60,14 @@ def shrink_folder(folder: Path, out: Path, reporter: Reporter, *, side: int) -> 
     source, target = folder.resolve(), out.resolve()
     if source.is_relative_to(target) or target.is_relative_to(source):
         raise UserError(f"{out} and {folder} are one inside the other: name an --out beside {folder}")
-    images = scan_folder(folder)
-    images.ledger.tell(reporter)
+    scanned = scan_folder(folder)
+    scanned.ledger.tell(reporter)
+    declared = None if pixel_range is None else Pixels.declared(pixel_range)
+    survey = surveyed(scanned, declared, colours_of="shrink")
+    require(declared is None or survey.deep, "all images have 8 bits, whose range is 0..255: leave --range out")
+    if line := survey.line():
+        reporter.note(line)
+    images: ImageSet = with_pixels(scanned, survey.pixels)
     names = set(images.paths)
     for name in images.paths:
         if (shared := _copied_name(name)) != name and shared in names:
@@ -74,6 +91,7 @@ def shrink_folder(folder: Path, out: Path, reporter: Reporter, *, side: int) -> 
                 written, kept = written + is_new, kept + (not is_new)
                 before += images.file(index).stat().st_size
                 after += copy.stat().st_size
+    clipped_ledger(images).tell(reporter)
     return Shrunk(written, kept, tuple(broken), before, after)
 
 
@@ -86,17 +104,18 @@ def _copy(images: ImageSet, index: int, out: Path, side: int) -> tuple[Path, boo
             if place.exists():
                 _check_size(place, file, side)
                 return place, False
-        image, (width, height) = open_smaller(file, lambda size: _divisor(min(size), side))
+        smaller_by = partial(_divisor_of, side=side)
+        image, (width, height) = open_smaller(file, smaller_by, images.pixels, notice_of(images, index))
     except BrokenImageError as error:
         return f"{name} ({error})"
-    if min(width, height) <= side:
-        with new_file(out / name) as partial:
-            shutil.copyfile(file, partial)
+    if min(width, height) <= side and not images.pixels.deep:
+        with new_file(out / name) as temporary:
+            shutil.copyfile(file, temporary)
         return out / name, True
-    scale = side / min(width, height)
+    scale = min(1.0, side / min(width, height))
     image = image.resize((round(width * scale), round(height * scale)), Image.Resampling.LANCZOS)
-    with new_file(smaller) as partial:
-        image.save(partial, "JPEG", quality=QUALITY, subsampling=0)
+    with new_file(smaller) as temporary:
+        image.save(temporary, "JPEG", quality=QUALITY, subsampling=0)
     return smaller, True
 
 
@@ -112,6 +131,10 @@ def _check_size(copy: Path, file: Path, side: int) -> None:
         raise UserError(
             f"{copy} has {there} pixels and not {min(original, side)}: choose another --out for other copies"
         )
+
+
+def _divisor_of(size: tuple[int, int], side: int) -> int:
+    return _divisor(min(size), side)
 
 
 def _divisor(shorter: int, side: int) -> int:

@@ -66,11 +66,11 @@ def _left_out(images: CodedImages) -> Finding:
         return Finding("left out", "ok", f"nothing: all files below {images.root} are images")
     missing = tuple(dict.fromkeys(entry.advice for entry in entries if entry.advice))
     count = ledger_of(images).left_out
-    listed = ", ".join(f"{entry.count:,} {entry.reason}" for entry in entries)
+    listed = ", ".join(entry.counted for entry in entries)
     return Finding(
         "left out",
         "warning" if missing else "ok",
-        f"{count:,} of {count + len(images):,} files: {listed}",
+        f"{count:,} of {plural(count + len(images), 'file')}: {listed}",
         "; ".join(missing),
         tuple(name for entry in entries for name in entry.names),
     )
@@ -88,6 +88,6 @@ def _copies(images: CodedImages) -> Finding:
         "copies",
         "warning",
         f"{plural(more, 'file is a copy', 'files are copies')}{such_as(pairs)}",
-        "remove the copies: they count twice, and their labels conflict where they are in several classes",
+        "remove the copies: each counts again, and labels conflict where copies are in several classes",
         pairs,
     )

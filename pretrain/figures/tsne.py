@@ -1,7 +1,7 @@
 """The appendix's t-SNE figure: projected features h_t(f_t(x)) of a few classes in the plane."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,8 +14,10 @@ from excb.console import Reporter
 from excb.errors import UserError
 from excb.hub import loading
 from excb.hub.backbone import Backbone
-from excb.images.image_set import ImageSet
+from excb.images.image_set import ImageSet, clipped_ledger
+from excb.images.pixels import EIGHT_BIT, Pixels
 from excb.images.scanning import refuse_among, scan_folder
+from excb.images.survey import surveyed, with_pixels
 from excb.method import unit
 from excb.networks.features import Inputs, extract
 
@@ -73,6 +75,7 @@ def compute_plane(
     classes: Sequence[str] | None = None,
     each: int | None = None,
     seed: int = 0,
+    pixel_range: str | None = None,
     device: torch.device | str = "cpu",
     out: Sequence[Path] = (),
 ) -> Plane:
@@ -87,6 +90,7 @@ def compute_plane(
         classes: names of class folders; ImageNet-10 by default.
         each: images of every class at most; all by default.
         seed: of t-SNE.
+        pixel_range: LOW..HIGH of images of more than 8 bits; by default the checkpoint's, else that of the images.
         device: where the network computes.
         out: files that the figure will be written to.
 
@@ -95,13 +99,21 @@ def compute_plane(
     """
     from sklearn.manifold import TSNE
 
-    images = scan_folder(data / "train" if (data / "train").is_dir() else data)
-    images.ledger.tell(reporter)
+    scanned = scan_folder(data / "train" if (data / "train").is_dir() else data)
+    scanned.ledger.tell(reporter)
     for file in out:
-        refuse_among(images, file.parent)
+        refuse_among(scanned, file.parent)
     wanted = list(IMAGENET_10) if classes is None else list(dict.fromkeys(classes))
-    indices = images_of_classes(images, wanted, each=each)
+    indices = images_of_classes(scanned, wanted, each=each)
     backbone, projected = _load(name)
+    own = backbone.transform.pixels
+    known = own if own != EIGHT_BIT else None
+    if pixel_range is not None:
+        known = replace(Pixels.declared(pixel_range, own.channels), colours=own.colours)
+    survey = surveyed(scanned, known)
+    if line := survey.line():
+        reporter.note(line)
+    images: ImageSet = with_pixels(scanned, survey.pixels)
     network = projected.to(device)
     with reporter.progress("projected features", len(indices)) as bar:
         features = extract(
@@ -115,6 +127,7 @@ def compute_plane(
     assert images.classes is not None
     index = {images.classes.index(name): number for number, name in enumerate(wanted)}
     reporter.note(f"t-SNE of {len(features.rows):,} images")
+    clipped_ledger(images).tell(reporter)
     layout = TSNE(perplexity=min(PERPLEXITY, (len(features.rows) - 1) / 3), init="pca", random_state=seed)
     points = layout.fit_transform(unit(features.rows).numpy())
     labels = np.array([index[int(label)] for label in images.labels[features.samples.numpy()]])

@@ -2,13 +2,14 @@
 
 import math
 import shlex
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import torch
 
-from excb.console import duration
+from excb.console import duration, plural
 from excb.distributed.machine import usable_cores
 from excb.errors import require
 from excb.images.decoding import BrokenImageError
@@ -64,7 +65,13 @@ class RecipeChoice:
 
 
 def choose_recipe(
-    images: CodedImages, data: str, device: torch.device, *, gpus: int | None = None, hours: float | None = None
+    images: CodedImages,
+    data: str,
+    device: torch.device,
+    *,
+    gpus: int | None = None,
+    hours: float | None = None,
+    declared: Sequence[str] = (),
 ) -> RecipeChoice:
     """Propose a recipe; one step of it is measured on the device.
 
@@ -74,6 +81,7 @@ def choose_recipe(
         device: where the run trains.
         gpus: GPUs of this machine to use; None for all.
         hours: that the run may take; None for as long as is sensible.
+        declared: overrides that say what the images' values are.
 
     Raises:
         UserError: there are too few images, or no time.
@@ -82,8 +90,8 @@ def choose_recipe(
     require(hours is None or hours > 0, "--hours must be above 0")
     require(
         number >= FEWEST,
-        f"{images.root} holds {number} images, too few to learn from: collect some thousand, or use a trained network "
-        "(`excb-zoo list`)",
+        f"{images.root} holds {plural(number, 'image')}, too few to learn from: collect some thousand, or use a "
+        "trained network (`excb-zoo list`)",
     )
     side = _median_side(images)
     processes = max(1, torch.cuda.device_count() if gpus is None else gpus) if device.type == "cuda" else 1
@@ -101,7 +109,7 @@ def choose_recipe(
     reasons.append(_alternatives(number, data))
     before = overrides.find_recipe(name)
     changed = overrides.apply(before, values)
-    unlike = tuple(value for value in values if _field(before, value) != _field(changed, value))
+    unlike = (*declared, *(value for value in values if _field(before, value) != _field(changed, value)))
     return RecipeChoice(name, unlike, data, number, side, taken, processes if processes > 1 else 0, reasons)
 
 
@@ -126,7 +134,7 @@ def _field(recipe: Recipe, override: str) -> Any:
 
 def _cores() -> str:
     cores = usable_cores()
-    return f"no GPU, {cores} CPU core{'s' if cores > 1 else ''}"
+    return f"no GPU, {plural(cores, 'CPU core')}"
 
 
 def _median_side(images: CodedImages) -> int:
@@ -230,7 +238,7 @@ def _epochs(
         why = f"as many as {hours:g} h allow; {wanted} would be better"
     else:
         why = f"as many as {hours:g} h allow, at most {most}"
-    reasons.append(f"{epochs} epoch{'s' * (epochs != 1)}: {why}; a step was measured here ({speed:,.3g} images/s)")
+    reasons.append(f"{plural(epochs, 'epoch')}: {why}; a step was measured here ({speed:,.3g} images/s)")
     values = [*values, f"optim.epochs={epochs}"]
     if recipe.optim.warmup_epochs > epochs / 10:
         values.append(f"optim.warmup_epochs={epochs / 10:g}")

@@ -14,6 +14,7 @@ from torch import nn
 
 from excb.distributed.collectives import all_succeed, rank, run_on_rank0, world_size
 from excb.images.image_set import Images
+from excb.images.pixels import EIGHT_BIT, Pixels
 from excb.images.shards import Note, ShardImages
 from excb.images.subset import Subset
 from excb.neighbours.knn import top_accuracies, vote
@@ -31,7 +32,7 @@ from .monitor import (
     gather_features,
     usable,
 )
-from .sets import ImageSets, find_sets
+from .sets import ImageSets, find_sets, on_one_mapping
 
 # Images that a checkpoint is chosen by. Those of `test` stay unseen where there are others.
 CHOSEN_BY = ("val", "test")
@@ -46,6 +47,7 @@ class FolderProbe:
         recipe: of the run: transform, k and the largest number of images.
         device: where networks are.
         workers: processes that read images.
+        pixels: how stored values become channels, as of the training images.
         note: called with a message when shards are indexed.
 
     Raises:
@@ -60,10 +62,11 @@ class FolderProbe:
         *,
         device: torch.device,
         workers: int,
+        pixels: Pixels = EIGHT_BIT,
         note: Note = lambda _line: None,
     ) -> None:
         self.name, self._recipe, self._device, self._workers = name, recipe, device, workers
-        sets = run_on_rank0(lambda: find_sets(data, note, held_out=CHOSEN_BY))
+        sets = run_on_rank0(lambda: on_one_mapping(find_sets(data, note, held_out=CHOSEN_BY), pixels, note))
         if isinstance(sets.train, ShardImages):
             sets = all_succeed(lambda: _here(sets))
         self._sets, self._monitor = sets, None

@@ -9,16 +9,20 @@ from typing import Any
 
 import numpy as np
 
+from excb.errors import require
 from excb.images.image_set import CodedImages, Images, ImageSet
 from excb.images.opening import open_images
+from excb.images.pixels import EIGHT_BIT, Pixels
 from excb.images.scanning import scan_folder
 from excb.images.shards import Note, ShardImages, open_shards
 from excb.images.subset import Subset
+from excb.images.survey import surveyed, with_pixels
 from excb.images.tars.places import holds_shards, is_shards
 from excb.remote import byte_ranges
 
 from .run_folder import facts_of_images
 
+CONVERT = "convert them to 8 bits, or leave them out"
 HELD_OUT = ("test", "val")  # the first of these beside `train` is the k-NN test set of a study
 
 
@@ -82,6 +86,28 @@ def find_sets(data: str | Path, note: Note = lambda _line: None, *, held_out: Se
         paths = [other.paths[index] for index in shared.tolist()]
         return ImageSets(train, replace(other, paths=paths, labels=labels[shared], classes=train.classes))
     return ImageSets(train, Subset(replace(other, labels=labels, classes=train.classes), shared))
+
+
+def on_one_mapping(sets: ImageSets, known: Pixels | None, note: Note) -> ImageSets:
+    """Training and held-out images with one record of pixels: the known one, or that of the training images.
+
+    Raises:
+        UserError: no one mapping fits all images (`excb.images.survey.surveyed`).
+    """
+    first = surveyed(sets.train, known)
+    pixels, surveys = first.pixels, [first]
+    if sets.held_out is not None:
+        surveys.append(surveyed(sets.held_out, None if pixels == EIGHT_BIT else pixels))
+    for survey, images in zip(surveys, (sets.train, sets.held_out), strict=False):
+        root = getattr(images, "root", "")
+        require(
+            not survey.deep or pixels.deep,
+            f"{root} has images of more than 8 bits, and the training images have none: {CONVERT}",
+        )
+        if line := survey.line():
+            note(line)
+    held_out = None if sets.held_out is None else with_pixels(sets.held_out, pixels)
+    return ImageSets(with_pixels(sets.train, pixels), held_out)
 
 
 def _part(data: str, name: str) -> str:

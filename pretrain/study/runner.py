@@ -19,7 +19,7 @@ from .. import overrides
 from ..initialise import adopted
 from ..recipe import Recipe
 from ..run.run_folder import DIVERGED
-from ..run.sets import ImageSets, find_sets
+from ..run.sets import ImageSets, find_sets, on_one_mapping
 from . import figures
 from .cell import CellRun, run_cell
 from .studies import BASE, Study, StudyCell
@@ -191,7 +191,8 @@ def run_study(
         UserError: the study cannot be run with these arguments.
     """
     selected = study.select(cells)
-    sets = find_sets(data, reporter.note)
+    declared = overrides.apply(overrides.find_recipe(BASE), values).data.pixels
+    sets = on_one_mapping(find_sets(data, reporter.note), declared, reporter.note)
     ledger_of(sets.train).tell(reporter)
     if len(sets.train) < 2:
         raise UserError(f"{sets.train.root} holds one image: a study needs at least a few hundred")

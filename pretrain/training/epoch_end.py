@@ -8,6 +8,7 @@ from torch import Tensor
 from excb.console import Reporter
 from excb.distributed.signals import StopRequest
 from excb.errors import UserError
+from excb.images.pixels import pixels_of
 
 from ..run.alarms import AlarmState, Health, coincident
 from ..run.gain import SOURCE, TARGET
@@ -29,7 +30,9 @@ class EpochEnd:
         device, workers = state.trainer.device, state.feed.workers
         self.monitor = Monitor(state.feed.indexed, recipe, device=device, workers=workers)
         self.probes = {
-            name: FolderProbe(name, data, recipe, device=device, workers=workers, note=reporter.note)
+            name: FolderProbe(
+                name, data, recipe, device=device, workers=workers, pixels=pixels_of(state.images), note=reporter.note
+            )
             for name, data in ((TARGET, recipe.monitor.data), (SOURCE, recipe.monitor.source))
             if data is not None
         }

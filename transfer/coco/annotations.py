@@ -12,7 +12,8 @@ from PIL import Image
 
 from excb.errors import UserError
 from excb.images.decoding import BrokenImageError, open_image, stored_and_upright_size
-from excb.ledger import Ledger, LedgerEntry
+from excb.images.pixels import EIGHT_BIT, ClippedImages, ClippedPart, Pixels, notice_of
+from excb.ledger import NOTHING, Ledger, LedgerEntry
 
 from .codes import decoded, packed
 from .faults import Effect, Fault
@@ -105,7 +106,7 @@ class CocoImage:
 class CocoSet:
     """Images with annotated objects."""
 
-    source: Path  # the annotation file
+    listed_in: Path  # the annotation file
     folder: Path  # of the images
     images: tuple[CocoImage, ...]  # in ascending order of id
     category_ids: tuple[int, ...]  # the file's category ids, ascending; label i is category_ids[i]
@@ -114,6 +115,9 @@ class CocoSet:
     supercategories: tuple[str, ...] = ()  # of every class; the class's own name where the file has none
     masks: bool = True  # whether masks are learned and judged, not boxes alone
     faults: tuple[Fault, ...] = ()  # of the annotation file
+    pixels: Pixels = EIGHT_BIT  # how stored values become colours
+    clipped: ClippedImages | ClippedPart | None = field(default=None, compare=False, repr=False)  # see `ImageSet`
+    beside: Ledger = field(default=NOTHING, compare=False)  # what else its folder holds, and doubts about its images
     repaired: Mapping[str, Any] = field(default_factory=dict)  # what `--repair` changed in it, if it wrote the file
 
     def __len__(self) -> int:
@@ -122,7 +126,7 @@ class CocoSet:
 
     @property
     def ledger(self) -> Ledger:
-        """The objects that `--repair` dropped or training leaves out, and those that are doubted."""
+        """What is left out of the folder, the objects that `--repair` dropped or training leaves out, and doubts."""
         before, kept = self.repaired.get("objects", (0, 0))
         dropped = LedgerEntry("objects that --repair dropped", before - kept)
         entries = [
@@ -136,11 +140,40 @@ class CocoSet:
             for fault in self.faults
             if fault.kind.effect is not Effect.READ
         ]
-        return Ledger((*([dropped] if dropped.count else []), *entries))
+        return self.beside + Ledger((*([dropped] if dropped.count else []), *entries))
+
+    def with_doubts(self, found: Ledger) -> "CocoSet":
+        """See `excb.images.image_set.with_doubts`."""
+        return replace(self, beside=self.beside + found)
+
+    @property
+    def root(self) -> Path:
+        """The folder of the images."""
+        return self.folder
+
+    @cached_property
+    def paths(self) -> tuple[str, ...]:
+        """Files below the folder."""
+        return tuple(image.file for image in self.images)
+
+    @property
+    def labels(self) -> None:
+        """None: an image has objects, not one class."""
+        return
+
+    def stamp(self, index: int) -> str:
+        """See `Images.stamp`; the fingerprint changes with the annotations."""
+        try:
+            status = self.file(index).stat()
+        except (OSError, ValueError):  # ValueError: a zero byte in the name
+            return "none"
+        return f"{status.st_size} {status.st_mtime_ns}"
 
     def file(self, index: int) -> Path:
         """Path of one image."""
         return self.folder / self.images[index].file
+
+    source = file
 
     def open(self, index: int) -> Image.Image:
         """One image as upright 8-bit RGB.
@@ -149,7 +182,7 @@ class CocoSet:
             UserError: it cannot be read, or its size differs from the annotated one.
         """
         try:
-            image = open_image(self.file(index))
+            image: Image.Image = open_image(self.file(index), self.pixels, notice_of(self, index))
         except BrokenImageError as error:
             raise self._unreadable(index, error) from None
         if image.size != self.images[index].size:
@@ -174,10 +207,10 @@ class CocoSet:
         else:
             reason = "annotations and images are of different versions"
         sizes = " x ".join(map(str, upright)), " x ".join(map(str, annotated))
-        raise UserError(f"{self.file(index)} has {sizes[0]} pixels, but {self.source} says {sizes[1]}: {reason}")
+        raise UserError(f"{self.file(index)} has {sizes[0]} pixels, but {self.listed_in} says {sizes[1]}: {reason}")
 
     def _unreadable(self, index: int, error: Exception) -> UserError:
-        return UserError(f"{self.file(index)} cannot be read ({error}): fix it, or remove it from {self.source}")
+        return UserError(f"{self.file(index)} cannot be read ({error}): fix it, or remove it from {self.listed_in}")
 
     def objects(self, index: int) -> list[Annotation]:
         """One image's objects to train on: no crowd, and each with a mask, or with a box where boxes alone are judged.
@@ -206,7 +239,9 @@ class CocoSet:
             return self
         images = tuple(self.images[index] for index in indices)
         name = f"{self.fingerprint} {[image.id for image in images]}"
-        return replace(self, images=images, fingerprint=hashlib.sha256(name.encode()).hexdigest())
+        clipped = None if self.clipped is None else self.clipped.part(indices)
+        digest = hashlib.sha256(name.encode()).hexdigest()
+        return replace(self, images=images, fingerprint=digest, clipped=clipped)
 
     def clearest(self, count: int) -> "CocoSet":
         """The `count` trainable images whose smallest object covers the largest share of the image, or all if fewer."""

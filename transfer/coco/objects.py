@@ -1,5 +1,6 @@
 """The objects of an annotation file, checked against images and each other: faults are counted, or fixed."""
 
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -26,9 +27,29 @@ class Objects:
     def read(self) -> list[tuple[int, Annotation, int]]:
         """Image id, object and its place in the file's list, in the file's order."""
         listing = self._listing
-        objects, ids = list[tuple[int, Annotation, int]](), set[int]()
+        objects = list[tuple[int, Annotation, int]]()
         first: dict[tuple[int, int, Box], int] = {}
         labels = {number: label for label, number in enumerate(listing.categories)}
+        for place, entry, image, category in self._placed():
+            where = f"annotations[{place}]"
+            annotation = self._object(entry, where, listing.images[image], labels[category])
+            if annotation is None:
+                continue
+            twin = first.setdefault((image, category, annotation.box), place)
+            if twin != place and self._entries[twin].get("segmentation") == entry.get("segmentation"):
+                self._faults.add(faults.SAME_OBJECT, where)
+                if self._repair:
+                    continue
+            objects.append((image, annotation, place))
+        return objects
+
+    def labels(self) -> list[tuple[int, int, bool]]:
+        """Image id, category id and crowd flag of every object, whatever its box and mask."""
+        return [(image, category, crowd_flag(entry)[0]) for _, entry, image, category in self._placed()]
+
+    def _placed(self) -> Iterator[tuple[int, dict[str, Any], int, int]]:
+        """Place, entry, image id and category id of the objects of images and categories that are listed."""
+        listing, ids = self._listing, set[int]()
         for place, entry in enumerate(self._entries):
             where = f"annotations[{place}]"
             if not isinstance(entry, dict):
@@ -48,16 +69,7 @@ class Objects:
             if image is None or category is None:
                 self._faults.add(faults.NO_IMAGE if image is None else faults.NO_CATEGORY, where)
                 continue
-            annotation = self._object(entry, where, listing.images[image], labels[category])
-            if annotation is None:
-                continue
-            twin = first.setdefault((image, category, annotation.box), place)
-            if twin != place and self._entries[twin].get("segmentation") == entry.get("segmentation"):
-                self._faults.add(faults.SAME_OBJECT, where)
-                if self._repair:
-                    continue
-            objects.append((image, annotation, place))
-        return objects
+            yield place, entry, image, category
 
     def _are_corners(self) -> bool:
         """Whether all boxes are left, top, right and bottom: as widths and heights, some would leave their images."""

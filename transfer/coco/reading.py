@@ -2,17 +2,19 @@
 
 import hashlib
 from collections import defaultdict
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence, Set
+from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from excb.errors import UserError, require
 from excb.files import json_text
+from excb.images.scanning import find_images
+from excb.ledger import Ledger, LedgerEntry
 
 from .annotations import REPAIRED, Annotation, CocoSet
-from .faults import GROUPS, NAMED, Effect, Fault
+from .faults import GROUPS, NAMED, NO_SIZE, Effect, Fault
 from .listing import Listing
 from .objects import Objects
 
@@ -68,17 +70,29 @@ def open_coco(
     for images, needs_masks in sides:
         for fault in images.faults:
             if not _is_refused(fault, needs_masks=needs_masks):
-                note(f"{images.source} has {fault}: {fault.kind.effect}")
+                note(f"{images.listed_in} has {fault}: {fault.kind.effect}")
     _refuse(sides)
     if any(images.faults for images, _ in sides):
         note(REPAIR)
     _compare_categories(train, val)
     if not len(train.trainable):
         with_what = "with a mask" if masks else "with a box that has an area"
-        raise UserError(f"{train.source} has no object to train on: no image has an object {with_what}")
+        raise UserError(f"{train.listed_in} has no object to train on: no image has an object {with_what}")
     if all(annotation.crowd for image in val.images for annotation in image.annotations):
-        raise UserError(f"{val.source} has no object to detect: average precision is not defined")
+        raise UserError(f"{val.listed_in} has no object to detect: average precision is not defined")
     return train, val
+
+
+def place_of(root: Path, names: Sequence[str]) -> tuple[Path, Path] | None:
+    """The annotation file and the image folder of a split below a folder, in any of the layouts; None without a file.
+
+    Args:
+        root: the folder.
+        names: of the split, the likeliest first.
+    """
+    places = [(root / file.format(name), root / folder.format(name)) for name in names for file, folder in LAYOUTS]
+    known = sorted((place for place in places if place[0].is_file()), key=lambda place: not place[1].is_dir())
+    return next(iter(known), None)
 
 
 def read_coco(file: Path, folder: Path) -> CocoSet:
@@ -91,6 +105,33 @@ def read_coco(file: Path, folder: Path) -> CocoSet:
     images = _read(file, folder, sizes=0)
     _refuse([(images, False)])
     return images
+
+
+@dataclass(frozen=True)
+class ImageLabels:
+    """The categories of the objects of each image, without their boxes and masks."""
+
+    labels: Mapping[str, Mapping[str, int]]  # by file below the folder: category -> 1; -1 where it has crowds only
+    classes: tuple[str, ...]  # in ascending order of their ids
+    beside: Ledger  # what else the folder holds
+
+
+def read_labels(file: Path, folder: Path) -> ImageLabels:
+    """Read which categories the objects of each image have. Boxes, masks and sizes may be missing.
+
+    Raises:
+        UserError: the file cannot be read, an object is of no image or category that it lists, or a file is missing.
+    """
+    _, contents = parse_file(file)
+    listing = Listing(file, contents, folder, sizes=0)
+    found: dict[str, dict[str, int]] = {image.file: {} for image in listing.images.values()}
+    for image, category, crowd in Objects(listing).labels():
+        own, name = found[listing.images[image].file], listing.categories[category]["name"]
+        own[name] = -1 if crowd and own.get(name) != 1 else 1
+    if refused := [fault for fault in listing.faults if fault.kind.effect is Effect.REFUSED and fault.kind != NO_SIZE]:
+        raise UserError(f"{file} with images in {folder} has {'; '.join(map(str, refused))}: {REPAIR}")
+    names = tuple(str(entry["name"]) for entry in listing.categories.values())
+    return ImageLabels(found, names, _beside(folder, found.keys(), file))
 
 
 def _require_tools() -> None:
@@ -155,17 +196,27 @@ def as_set(listing: Listing, read: Sequence[tuple[int, Annotation, int]], folder
     for number, annotation, _ in read:
         objects[number].append(annotation)
     categories = listing.categories
+    images = tuple(replace(image, annotations=tuple(objects[image.id])) for image in listing.images.values())
     return CocoSet(
         listing.source,
         folder,
-        tuple(replace(image, annotations=tuple(objects[image.id])) for image in listing.images.values()),
+        images,
         tuple(categories),
         tuple(entry["name"] for entry in categories.values()),
         fingerprint,
         tuple(str(entry.get("supercategory") or entry["name"]) for entry in categories.values()),
         faults=tuple(listing.faults),
+        beside=_beside(folder, {image.file for image in images}, listing.source),
         repaired=repaired_of(listing.contents),
     )
+
+
+def _beside(folder: Path, listed: Set[str], file: Path) -> Ledger:
+    """All that a folder holds beside the images of an annotation file."""
+    paths, ledger = find_images(folder)
+    if not (rest := sorted(set(paths) - listed)):
+        return ledger
+    return ledger + Ledger((LedgerEntry(f"images that {file.name} does not list", len(rest), tuple(rest[:NAMED])),))
 
 
 def has_masks(images: CocoSet) -> bool:
@@ -206,7 +257,7 @@ def _refuse(sets: Sequence[tuple[CocoSet, bool]]) -> None:
     lines, unmasked = [], False
     for images, needs_masks in sets:
         if refused := [fault for fault in images.faults if _is_refused(fault, needs_masks=needs_masks)]:
-            lines.append(f"{images.source} with images in {images.folder} has {'; '.join(map(str, refused))}")
+            lines.append(f"{images.listed_in} with images in {images.folder} has {'; '.join(map(str, refused))}")
         unmasked |= any(fault.kind.needs_masks for fault in refused)
     if lines:
         boxes = ", and --set masks=false judges boxes alone" if unmasked else ""
@@ -221,7 +272,7 @@ def _compare_categories(train: CocoSet, val: CocoSet) -> None:
     first, second = (set(zip(images.category_ids, images.classes, strict=True)) for images in (train, val))
     if first != second:
         sides = [
-            f"only in {side.source}: {', '.join(f'{name} ({number})' for number, name in sorted(here - there)[:3])}"
+            f"only in {side.listed_in}: {', '.join(f'{name} ({number})' for number, name in sorted(here - there)[:3])}"
             for side, here, there in ((train, first, second), (val, second, first))
             if here - there
         ]

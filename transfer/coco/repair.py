@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from excb.console import plural
 from excb.errors import require
 from excb.files.atomic import write_text
 
@@ -39,7 +40,7 @@ class Repair:
         ]
 
     def _lost(self, kind: FaultKind) -> str:
-        return f" ({self.lost[kind]:,} objects)" if self.lost.get(kind) else ""
+        return f" ({plural(self.lost[kind], 'object')})" if self.lost.get(kind) else ""
 
     def record(self, sha256: str) -> dict[str, Any]:
         """As the copy keeps it."""

@@ -87,7 +87,7 @@ def score(images: CocoSet, predictions: Sequence[dict[str, Any]]) -> CocoScores:
         for name, thresholds in THRESHOLDS.items():
             value = _mean(precision[thresholds])
             if value is None:
-                raise UserError(f"{images.source} has no object to detect: average precision is not defined")
+                raise UserError(f"{images.listed_in} has no object to detect: average precision is not defined")
             figures[f"{kind}_{name}"] = value
         per_class[f"{kind}_AP"] = dict(zip(images.classes, map(_mean, np.moveaxis(precision, -1, 0)), strict=True))
     return CocoScores(figures, per_class)

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from excb.files.regular import is_folder
 from excb.images import copies
-from excb.images.image_set import Images, ImageSet
+from excb.images.image_set import FiledImages, Images, ImageSet
 from excb.ledger import NOTHING, Ledger, LedgerEntry, doubt
 
 OLD = "figures on copies say nothing about new images"
@@ -48,7 +48,7 @@ def _unseen_classes(train: Images, test: Images) -> Ledger:
 
 def _copies(train: Images, test: Images) -> Ledger:
     """Images whose very file is in the sets more than once, whatever its name, and test images like a train image."""
-    if not isinstance(train, ImageSet) or not isinstance(test, ImageSet):
+    if not isinstance(train, FiledImages) or not isinstance(test, FiledImages):
         return NOTHING
     if len(train) + len(test) > copies.MOST:
         return _unsearched(

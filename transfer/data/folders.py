@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
+from excb.console import plural
 from excb.errors import UserError, nearest_path, require
 from excb.files.regular import is_folder
 from excb.images.image_set import Images, ImageSet
@@ -92,7 +93,8 @@ def images_with_labels(folder: Path | str, note: Note) -> ImageSet | ShardImages
             index = np.array([ordered.index(name) for name in classes])
             return replace(images, labels=index[images.labels], classes=tuple(ordered))
     if _are_wnids(classes) and not is_imagenet(classes):
-        note(f"{folder} has {len(classes):,} classes other than ImageNet's 1,000: their indices follow their names")
+        other = plural(len(classes), "class", "classes")
+        note(f"{folder} has {other} other than ImageNet's 1,000: their indices follow their names")
     return images
 
 

@@ -11,6 +11,7 @@ from pathlib import Path, PurePosixPath
 
 import numpy as np
 
+from excb.console import plural
 from excb.errors import UserError, require
 from excb.images.image_set import ImageSet
 from excb.images.scanning import scan_folder
@@ -81,7 +82,7 @@ class LabelTable:
         rest = [p for p in scan.paths if p not in listed and str(PurePosixPath(p).parent) in folders]
         ledger = scan.ledger
         if rest:
-            note(f"{len(rest):,} images in {root} have no row in {self.file} and are left out, such as {rest[0]}")
+            note(f"left out of {root}: {plural(len(rest), 'image')} without a row in {self.file}, such as {rest[0]}")
             entry = LedgerEntry(f"images without a row in {self.file.name}", len(rest), tuple(rest[:NAMED]))
             ledger += Ledger((entry,))
         classes = tuple(sorted(set(label_of.values())))

@@ -1,10 +1,11 @@
 """One mapping of stored values to channels for an evaluation: declared, the network's own, or measured."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import Any
 
 from excb.errors import require
-from excb.images.image_set import Images
+from excb.images.image_set import AnyImages, Images
 from excb.images.pixels import EIGHT_BIT, Pixels, pixels_of
 from excb.images.survey import Survey, surveyed, with_pixels
 from excb.networks.preprocessing import Preprocessing
@@ -26,39 +27,58 @@ def declared_pixels(text: str | None, channels: int | None, own: Pixels) -> Pixe
 def on_one_mapping(
     train: Images, test: Images, prepared: Preprocessing, declared: Pixels | None, *, note: Say, warn: Say
 ) -> tuple[Images, Images, Preprocessing]:
-    """Train and test images and their preprocessing, with one record of pixels.
+    """Train and test images, which may be one object, and their preprocessing: see `all_on_one_mapping`."""
+    (first, second), preprocessing = all_on_one_mapping([train, test], prepared, declared, note=note, warn=warn)
+    return first, second, preprocessing
 
-    It is the declared one; else that which the network was trained with; else it is measured on the train images.
+
+def all_on_one_mapping(
+    sets: Sequence[AnyImages],
+    prepared: Preprocessing,
+    declared: Pixels | None,
+    *,
+    note: Say,
+    warn: Say,
+    colours_of: str = "",
+) -> tuple[list[AnyImages], Preprocessing]:
+    """Sets of images and their preprocessing, with one record of pixels.
+
+    It is the declared one; else that which the network was trained with; else it is measured on the first set.
 
     Args:
-        train: images; their range is measured.
-        test: others, or the same object.
+        sets: images; the range of the first is measured, of the train images. One object may be several of them.
         prepared: the network's own preprocessing.
         declared: see `declared_pixels`.
         note: called with a line about each set of other than ordinary images.
         warn: called with a line where images contradict the network's own range.
+        colours_of: the protocol that reads them, if it takes grey and colour images only.
 
     Raises:
         UserError: no one mapping fits all images (`excb.images.survey.surveyed`).
     """
     own = prepared.pixels
     known = declared or (None if own.plain else own)
-    same, train = test is train, with_pixels(train, replace(pixels_of(train), colours=own.colours))
-    test = train if same else with_pixels(test, replace(pixels_of(test), colours=own.colours))
-    first = surveyed(train, known)
-    second = first if test is train else surveyed(test, first.pixels if first.deep else known)
+    in_colours = {id(images): with_pixels(images, replace(pixels_of(images), colours=own.colours)) for images in sets}
+    sets = [in_colours[id(images)] for images in sets]
+    train, first = sets[0], surveyed(sets[0], known, colours_of=colours_of)
+    surveys = {id(train): (train, first)}
+    for images in sets[1:]:
+        if id(images) not in surveys:
+            found = surveyed(images, first.pixels if first.deep else known, colours_of=colours_of)
+            surveys[id(images)] = images, found
+            require(
+                first.deep == found.deep or known is not None,
+                f"{_root(train if first.deep else images)} has images of more than 8 bits and "
+                f"{_root(images if first.deep else train)} has none: declare the range of the former with --range "
+                "LOW..HIGH if they show the same as the latter",
+            )
+    deep = next((found for _, found in surveys.values() if found.deep), None)
     require(
-        first.deep == second.deep or known is not None,
-        f"{(train if first.deep else test).root} has images of more than 8 bits and "
-        f"{(test if first.deep else train).root} has none: declare the range of the former with --range LOW..HIGH if "
-        "they show the same as the latter",
-    )
-    deep = first.deep or second.deep
-    require(
-        declared is None or not declared.deep or deep or not first.kinds,  # pictures in memory are not looked at
+        # Pictures in memory are not looked at.
+        declared is None or not declared.deep or deep is not None or not first.kinds,
         "all images have 8 bits, whose range is 0..255: leave --range out",
     )
-    for survey in [first] if second is first else [first, second]:
+    for _, survey in surveys.values():
         if line := survey.line("" if declared is not None or not own.deep else "the network's own "):
             note(line)
         if declared is None and own.deep and survey.deep and _contradicts(survey):
@@ -66,11 +86,32 @@ def on_one_mapping(
                 f"values {survey.low:,.6g} to {survey.high:,.6g} do not look like {own.range}, which the network was "
                 "trained with: declare their range with --range LOW..HIGH if they are on another scale"
             )
-    pixels = first.pixels if first.deep or not second.deep else second.pixels
+    pixels = (deep or first).pixels
     if pixels == EIGHT_BIT:
-        return train, test, prepared
-    mapped = with_pixels(train, pixels)
-    return mapped, mapped if test is train else with_pixels(test, pixels), replace(prepared, pixels=pixels)
+        return list(sets), prepared
+    mapped = {place: with_pixels(images, pixels) for place, (images, _) in surveys.items()}
+    return [mapped[id(images)] for images in sets], replace(prepared, pixels=pixels)
+
+
+def _root(images: Any) -> str:
+    return str(images.root)
+
+
+def like_the_others(images: Images, others: Images, *, note: Say) -> Images:
+    """Further images on the mapping of those that an evaluation has opened.
+
+    Raises:
+        UserError: they have more bits, and the others do not.
+    """
+    pixels = pixels_of(others)
+    survey = surveyed(images, None if pixels == EIGHT_BIT else pixels)
+    require(
+        not survey.deep or pixels.deep,
+        f"{images.root} has images of more than 8 bits and {others.root} has none: leave it out",
+    )
+    if line := survey.line("the train images' " if pixels.origin == "measured" else ""):
+        note(line)
+    return with_pixels(images, pixels) if pixels != EIGHT_BIT else images
 
 
 def _contradicts(survey: Survey) -> bool:

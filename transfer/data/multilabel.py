@@ -9,6 +9,7 @@ import numpy as np
 
 from excb.errors import UserError, require
 from excb.images.image_set import Images, ImageSet
+from excb.ledger import NOTHING, Ledger
 
 from .multilabel_layouts import LAYOUTS, Known
 from .named_sets import Note, SetSource, Split
@@ -29,14 +30,20 @@ class MultiLabelImages(ImageSet):
     targets: np.ndarray = field(default_factory=lambda: np.zeros((0, 0), np.int8))
 
     @classmethod
-    def of(cls, root: Path, known: Mapping[str, Mapping[str, int]], classes: Sequence[str]) -> "MultiLabelImages":
+    def of(
+        cls,
+        root: Path,
+        known: Mapping[str, Mapping[str, int]],
+        classes: Sequence[str],
+        ledger: Ledger = NOTHING,
+    ) -> "MultiLabelImages":
         """Images below a folder by what is known of each: class -> 1 or -1; it is of no other class."""
         paths, number = sorted(known), {name: index for index, name in enumerate(classes)}
         targets = np.zeros((len(paths), len(classes)), np.int8)
         for row, path in enumerate(paths):
             for name, value in known[path].items():
                 targets[row, number[name]] = value
-        return cls(root, paths, None, tuple(classes), targets=targets)
+        return cls(root, paths, None, tuple(classes), targets=targets, ledger=ledger)
 
     @property
     def fingerprint(self) -> str:
@@ -69,7 +76,7 @@ def open_multilabel(text: str, split: Split, _root: Path | None, _note: Note) ->
 
 
 def _checked(known: Known) -> MultiLabelImages:
-    images = MultiLabelImages.of(known.root, known.labels, known.classes)
+    images = MultiLabelImages.of(known.root, known.labels, known.classes, known.beside)
     require(len(images) > 0, f"{known.source} names no image")
     gone = next((path for path in images.paths if not (known.root / path).is_file()), None)
     require(

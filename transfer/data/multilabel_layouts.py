@@ -9,13 +9,16 @@ from typing import Any
 
 from excb.errors import UserError, require
 from excb.files import json_text
+from excb.images.scanning import find_images
+from excb.ledger import NAMED, NOTHING, Ledger, LedgerEntry
 
+from ..coco.reading import SPLITS, place_of, read_labels
 from .named_sets import Split
 
 VOC_FOLDERS = ("VOCdevkit/VOC2007", "VOC2007", ".")  # the first is torchvision's
 _VOC_PARTS: dict[Split, str] = {"train": "trainval", "test": "test"}
 _HELD_OUT = {"train": ("train",), "test": ("test", "val")}
-_COCO = (("annotations/instances_{}2017.json", "{}2017"), ("annotations/instances_{}.json", "{}"))
+_COCO_NAMES = {"train": SPLITS["train"], "test": (*SPLITS["val"], "test")}
 UNSURE = "?"  # before a class in a list: ignored of this image
 
 
@@ -27,6 +30,7 @@ class Known:
     root: Path  # of the images
     labels: Mapping[str, Mapping[str, int]]  # by path below the root: class -> 1, or -1 where it is ignored
     classes: Sequence[str]
+    beside: Ledger = NOTHING  # what else the folder of the images holds
 
 
 @dataclass(frozen=True)
@@ -59,22 +63,11 @@ def voc(folder: Path, split: Split) -> Known | None:
 
 def coco(folder: Path, split: Split) -> Known | None:
     """COCO's categories of the objects of each image; one of which an image has crowds only is ignored."""
-    part = "train" if split == "train" else "val"
-    places = [(folder / file.format(part), folder / root.format(part)) for file, root in _COCO]
-    file, root = next((place for place in places if place[0].is_file()), places[0])
-    if not file.is_file():
+    place = place_of(folder, _COCO_NAMES[split])
+    if place is None:
         return None
-    content = _json(file)
-    try:
-        names = {each["id"]: str(each["name"]) for each in content["categories"]}
-        paths = {each["id"]: str(each["file_name"]) for each in content["images"]}
-        labels: dict[str, dict[str, int]] = {path: {} for path in paths.values()}
-        for each in content["annotations"]:
-            own, name = labels[paths[each["image_id"]]], names[each["category_id"]]
-            own[name] = -1 if each.get("iscrowd", 0) and own.get(name) != 1 else 1
-    except (AttributeError, KeyError, TypeError) as error:
-        raise UserError(f"{file} is not of COCO's format ({type(error).__name__}: {error})") from None
-    return Known(file, root, labels, [names[number] for number in sorted(names)])
+    read = read_labels(*place)
+    return Known(*place, read.labels, read.classes, read.beside)
 
 
 def lists(folder: Path, split: Split) -> Known | None:
@@ -85,7 +78,17 @@ def lists(folder: Path, split: Split) -> Known | None:
     labels = _read_list(file)
     every = [_read_list(each) for parts in _HELD_OUT.values() for part in parts for each in _list_files(folder, part)]
     classes = sorted({name for one in every for own in one.values() for name in own})
-    return Known(file, folder / file.stem, labels, classes)
+    return Known(file, folder / file.stem, labels, classes, _beside(folder / file.stem, labels, file))
+
+
+def _beside(folder: Path, labels: Mapping[str, Any], file: Path) -> Ledger:
+    """All that a folder holds beside the images of a list; of a folder that is missing, nothing."""
+    if not folder.is_dir():
+        return NOTHING
+    paths, ledger = find_images(folder)
+    if not (rest := sorted(set(paths) - labels.keys())):
+        return ledger
+    return ledger + Ledger((LedgerEntry(f"images that {file.name} does not list", len(rest), tuple(rest[:NAMED])),))
 
 
 def _list_files(folder: Path, part: str) -> list[Path]:

@@ -9,12 +9,15 @@ import torch
 from torch import nn
 
 from excb.console import Reporter
+from excb.distributed.collectives import run_on_rank0
 from excb.errors import UserError, first_line
 from excb.features.cache import CachedFeatures
-from excb.images.image_set import Images
+from excb.images.image_set import Images, with_doubts
 from excb.networks.backbone import REFUSALS
 from excb.networks.features import Kind
 
+from ..data.concerns import concerns
+from ..data.mapping import all_on_one_mapping, declared_pixels
 from ..options import OwnSetOptions
 from ..task import Task, backbone_of, describe_images, require_colours
 from .layouts.masks import MaskLayout
@@ -107,7 +110,17 @@ def open_task(shared: OwnSetOptions, own: DenseOptions, device: torch.device, re
     transform = backbone.transform
     side = how.size or transform.crop
     geometry = Geometry(how.mode, side, how.resize or side, how.step or max(1, side * 2 // 3))
-    both, interpolation = mask_splits(own.data, layout), how.interpolation or transform.interpolation
+    interpolation = how.interpolation or transform.interpolation
+    splits, transform = all_on_one_mapping(
+        mask_splits(own.data, layout),
+        transform,
+        declared_pixels(shared.range, None, transform.pixels),
+        note=reporter.note,
+        warn=reporter.warn,
+        colours_of="dense",
+    )
+    found = run_on_rank0(lambda: concerns(*splits))
+    both = splits[0], with_doubts(splits[1], found)
     with reporter.progress("sizes of images", sum(map(len, both))) as bar:
         train, test = (Views(images, geometry, interpolation, progress=bar.advance) for images in both)
     task = DenseTask.on(

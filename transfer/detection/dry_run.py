@@ -29,10 +29,10 @@ def show(options: DetectionOptions, job: Job) -> None:
     job.reporter.table("", ["option", "value", "stock", "source", "meaning"], rows)
     for annotated in (job.train, job.val):
         for fault in annotated.faults:
-            job.reporter.answer(f"{annotated.source} has {fault}: {fault.kind.effect}")
+            job.reporter.answer(f"{annotated.listed_in} has {fault}: {fault.kind.effect}")
         if unused := annotated.unused_classes:
             few = ", ".join(unused[:3]) + (", ..." if len(unused) > 3 else "")
-            job.reporter.answer(f"{annotated.source}: {len(unused):,} of its categories have no object ({few})")
+            job.reporter.answer(f"{annotated.listed_in}: {len(unused):,} of its categories have no object ({few})")
     images, seen = len(job.train.trainable), settings.iterations * settings.batch
     job.reporter.answer(
         f"\n{settings.iterations:,} steps of {settings.batch}, {seen / images:,.1f} epochs of {images:,} images\n"

@@ -8,7 +8,7 @@ from typing import Any, Literal
 from excb.errors import require
 from excb.options import option
 
-from ..options import CheckpointOptions
+from ..options import CheckpointOptions, RangeOption
 from ..protocol import ProtocolOptions
 from .setup.settings import DetectionSettings, parse_option, settings_for
 
@@ -17,7 +17,7 @@ _IMAGES, _MACHINE = "images", "machine"
 
 
 @dataclass(frozen=True, kw_only=True)
-class DetectorInputs(CheckpointOptions):
+class DetectorInputs(RangeOption, CheckpointOptions):
     """A ResNet, and where its detector trains."""
 
     ckpt: Any = option(

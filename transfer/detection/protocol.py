@@ -14,6 +14,7 @@ from excb.distributed.signals import StopRequest
 from excb.errors import UserError
 from excb.files import json_text
 from excb.files.atomic import write_bytes, write_text
+from excb.images.pixels import EIGHT_BIT
 from excb.results.result import Result
 
 from ..coco import scoring
@@ -64,7 +65,7 @@ def measure(task: DetectionTask, options: DetectionOptions, reporter: Reporter) 
 
 def _show(job: Job, result: Result, reporter: Reporter) -> None:
     detector = "Mask R-CNN" if job.settings.masks else "Faster R-CNN, boxes alone"
-    title = f"{detector} ({job.settings.architecture}) on {len(job.val):,} images of {job.val.source.name}"
+    title = f"{detector} ({job.settings.architecture}) on {len(job.val):,} images of {job.val.listed_in.name}"
     rows = [[name, f"{value:.2f}"] for name, value in result.figures.items()]
     reporter.table(title, ["figure", "AP"], rows)
 
@@ -78,6 +79,7 @@ def _identity(options: DetectionOptions, job: Job) -> dict[str, Any]:
         "settings": json.loads(json.dumps(stored(job.settings))),
         "weights": job.weights,
         "train": job.train.fingerprint,
+        **({} if job.train.pixels == EIGHT_BIT else {"range": job.train.pixels.range}),
     }
 
 

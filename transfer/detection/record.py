@@ -33,9 +33,11 @@ _ITERATIONS, _BATCH = {"1x": 90_000, "2x": 180_000}, 16
 def _open(
     inputs: DetectorInputs, options: DetectionOptions, device: "torch.device", reporter: Reporter
 ) -> "DetectionTask":
-    from excb.distributed.collectives import all_succeed
+    from excb.distributed.collectives import all_succeed, run_on_rank0
+    from excb.images.image_set import with_doubts
 
     from ..coco.reading import open_coco
+    from ..data.concerns import concerns
     from .task import DetectionTask
 
     require(options.repair is None, "repair evaluates nothing: use the command `excb-eval detection --repair DIR`")
@@ -43,6 +45,9 @@ def _open(
     places = {name: getattr(options, name) for name in names}
     masks = options.settings().masks if "masks" in options.overrides else None
     train, val = all_succeed(partial(open_coco, options.data, **places, masks=masks, note=reporter.warn))
+    found = run_on_rank0(lambda: concerns(train, val))
+    (train.beside.of("train") + val.beside.of("test") + found).tell(reporter)
+    val = with_doubts(val, found)
     return all_succeed(lambda: DetectionTask.prepare(inputs, options, train, val, device=device, reporter=reporter))
 
 

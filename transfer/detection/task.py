@@ -13,9 +13,11 @@ from excb.distributed.workers import worker_count
 from excb.errors import require
 from excb.hub.backbone import Backbone
 from excb.hub.loading import load
+from excb.images.pixels import EIGHT_BIT
 from excb.ledger import NOTHING
 
 from ..coco.annotations import CocoSet
+from ..data.mapping import all_on_one_mapping, declared_pixels
 from ..task import require_colours
 from .options import DetectionOptions, DetectorInputs
 from .setup.job import Job
@@ -62,6 +64,14 @@ class DetectionTask:
         )
         if options.schedule == "overfit":
             train = val = train.clearest(OVERFIT_IMAGES)
+        (train, val), _ = all_on_one_mapping(
+            [train, val],
+            backbone.transform,
+            declared_pixels(inputs.range, None, backbone.transform.pixels),
+            note=reporter.note,
+            warn=reporter.warn,
+            colours_of="detection",
+        )
         label = re.sub(r"[^\w.-]", "-", Path(inputs.ckpt).name or "checkpoint")
         folder = options.run or Path("runs") / f"detection-{label}-{options.schedule}"
         workers = worker_count(-1 if inputs.workers is None else inputs.workers)
@@ -77,8 +87,9 @@ class DetectionTask:
     def describe(self) -> dict[str, Any]:
         """Checkpoint, data and ledger, for the result."""
         data: dict[str, Any] = {
-            name: {"root": str(images.source), "images": len(images), "fingerprint": images.fingerprint}
+            name: {"root": str(images.listed_in), "images": len(images), "fingerprint": images.fingerprint}
             | ({"repaired": dict(images.repaired)} if images.repaired else {})
+            | ({"pixels": images.pixels.to_dict()} if images.pixels != EIGHT_BIT else {})
             for name, images in self.sets.items()
         }
         checkpoint = {

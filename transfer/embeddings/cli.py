@@ -5,7 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from excb.console import Reporter
+from excb.console import Reporter, plural
 from excb.errors import UserError, is_rank0
 
 from ..shell import Shell, shell_command
@@ -113,12 +113,13 @@ def _print(findings: "SearchFindings", embeddings: "Embeddings", reporter: Repor
             for name, matches in findings.queries
             for rank, match in enumerate(matches, 1)
         ]
-        title = f"Nearest of {len(embeddings):,} images in {embeddings.root}"
+        title = f"Nearest of {plural(len(embeddings), 'image')} in {embeddings.root}"
         reporter.table(title, ["query", "rank", "cosine", "image"], rows)
     if findings.groups is None:
         return
     images = sum(map(len, findings.groups))
-    title = f"{len(findings.groups):,} groups of near-duplicates (cosine from {cosine:g}), {images:,} images in them"
+    counted = plural(len(findings.groups), "group"), plural(images, "image")
+    title = f"{counted[0]} of near-duplicates (cosine from {cosine:g}), {counted[1]} in them"
     rows = [
         [str(number), str(len(group)), path] if place == 0 else ["", "", path]
         for number, group in enumerate(findings.groups[:SHOWN], 1)

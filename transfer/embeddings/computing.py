@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from excb.console import Reporter
+from excb.console import Reporter, plural
 from excb.distributed.collectives import all_succeed, rank
 from excb.errors import UserError, require
 from excb.features.cache import CachedFeatures
@@ -69,7 +69,9 @@ def compute(task: Task, cache: Path | None, reporter: Reporter, *, loads: str = 
     if unreadable:
         require(len(kept) > 0, f"no image of {images.root} can be read, such as {next(iter(unreadable.items()))}")
         some = "; ".join(f"{path} ({why})" for path, why in list(unreadable.items())[:NAMED])
-        own_reporter.warn(f"{len(unreadable)} of {len(images):,} images cannot be read and have no vector: {some}")
+        own_reporter.warn(
+            f"{len(unreadable):,} of {plural(len(images), 'image')} cannot be read and have no vector: {some}"
+        )
     readable: Rows = rows if len(kept) == len(images) else ChosenRows(rows, kept)
     paths: Sequence[str] = (
         images.paths if len(kept) == len(images) else [images.paths[index] for index in kept.tolist()]

@@ -35,9 +35,12 @@ class Embedder:
         network: of a run's checkpoint.
         device: cpu, cuda or auto: the GPU that the worker was given, if any.
         batch: images at once through the network; a block of rows may be larger.
+        range: LOW..HIGH, the stored values that become black and white, of images of more than 8 bits; by default the
+            checkpoint's. A worker sees blocks, not the set, so nothing is measured: without either, such images have no
+            vector, and `error` says so.
 
     Raises:
-        UserError: the checkpoint or the device cannot be used.
+        UserError: the checkpoint or the device cannot be used, or the range is none.
     """
 
     def __init__(
@@ -48,12 +51,15 @@ class Embedder:
         network: Literal["teacher", "student"] = "teacher",
         device: str = "auto",
         batch: int = 64,
+        range: str | None = None,  # noqa: A002 - as the option of commands and of `excb.embed` is called
     ) -> None:
         from excb.distributed.machine import choose_device
         from excb.hub.loading import load
 
         require(batch >= 1, "batch must be at least 1")
         self.backbone = load(ckpt, network=network).to(choose_device(device))
+        if range is not None:
+            self.backbone.transform = self.backbone.transform.with_range(range)
         self.column, self.batch = column, batch
 
     def __call__(self, rows: Mapping[str, np.ndarray]) -> dict[str, Any]:
@@ -83,11 +89,13 @@ class Embedder:
 
     def _prepared(self, image: Any) -> "Tensor":
         """One image as the network's input. Raises UserError if it cannot be read."""
-        from excb.images.decoding import BrokenImageError, open_image
+        from excb.images.decoding import BrokenImageError, PixelsError, open_image
 
         if isinstance(image, bytes | bytearray | memoryview):
             try:
                 image = open_image(io.BytesIO(image), self.backbone.transform.pixels)
+            except PixelsError as error:
+                raise UserError(f"{error}; excb.Embedder(..., range='0..4095')") from None
             except BrokenImageError as error:
                 raise UserError(str(error)) from None
         return self.backbone.transform(os.fspath(image) if isinstance(image, os.PathLike) else image)

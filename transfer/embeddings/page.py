@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from excb.console import plural
 from excb.images.picture import as_channels
 from excb.images.pixels import EIGHT_BIT, Pixels
 from excb.results.result import folder_name
@@ -67,7 +68,7 @@ def render_search(
         sections,
         heading=heading,
         subtitles=[
-            f"{len(embeddings):,} images in {folder_name(embeddings.root)}",
+            f"{plural(len(embeddings), 'image')} in {folder_name(embeddings.root)}",
             f"features of {embeddings.model.get('name')}",
         ],
         footer=f"Cosines of {embeddings.rows.width} features; weights {weights}; by excb-eval search.",
@@ -85,4 +86,6 @@ def _duplicates(
     hidden = len(groups) - len(shown)
     notes = [f"{hidden:,} smaller groups have no picture here."] if hidden else []
     notes += [f"Linked by cosines from {cosine:g}."] if cosine is not None else []
-    return GallerySection(f"{len(groups):,} groups of near-duplicates, {sum(map(len, groups)):,} images", shown, notes)
+    return GallerySection(
+        f"{plural(len(groups), 'group')} of near-duplicates, {plural(sum(map(len, groups)), 'image')}", shown, notes
+    )

@@ -4,13 +4,14 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
 import torch
+from PIL.Image import Image
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from excb.errors import UserError
 from excb.features.extraction import Extraction
 from excb.hub.backbone import Backbone
-from excb.images.picture import Picture, as_rgb
+from excb.images.picture import Picture, as_channels
 from excb.networks.outputs import FeatureMap
 from excb.networks.preprocessing import Preprocessing
 from excb.references.baselines import PIXELS, PixelRows
@@ -34,7 +35,8 @@ class WholeImage(Preprocessing):
         """Turn an image into a network's input, float32 [3, H, W]. Raises UserError as `Preprocessing`."""
         from torchvision.transforms import functional as transforms
 
-        picture = as_rgb(image)
+        picture = as_channels(image, self.pixels)
+        assert isinstance(picture, Image)  # three channels: `require_colours`
         size = (self.crop, self.crop) if self.mode == "resize" else self._shrunk(picture.size)
         resized = picture if size == picture.size else picture.resize(size, self.resampling)
         normalised: Tensor = transforms.normalize(transforms.to_tensor(resized), list(self.mean), list(self.std))

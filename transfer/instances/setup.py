@@ -21,6 +21,7 @@ from excb.networks.features import Kind
 from excb.networks.outputs import resized_preprocessing
 from excb.networks.preprocessing import Preprocessing
 
+from ..data.mapping import all_on_one_mapping, declared_pixels
 from ..options import OwnSetOptions
 from ..task import Task, backbone_of, describe_images, require_colours
 from .descriptors import DescriptorExtraction, DescriptorOptions, Descriptors, WholeImage, patch_side
@@ -139,6 +140,18 @@ def open_task(shared: OwnSetOptions, own: InstanceOptions, device: torch.device,
     )
     require_colours(backbone, "instances")
     preprocessing = _preprocessing(backbone, own)
+    named = {"gallery": instances.gallery, "queries": instances.queries, "more": distractors, "white": whitened_on}
+    given = {name: images for name, images in named.items() if images is not None}
+    mapped, preprocessing = all_on_one_mapping(
+        [*given.values()],
+        preprocessing,
+        declared_pixels(shared.range, None, preprocessing.pixels),
+        note=reporter.note,
+        warn=reporter.warn,
+        colours_of="instances",
+    )
+    opened = dict(zip(given, mapped, strict=True))
+    instances = replace(instances, gallery=opened["gallery"], queries=opened["queries"])
     descriptor = DescriptorOptions(own.pooling, own.gem_power, own.scales)
     _check_sizes(_reader(backbone, descriptor), preprocessing, own.mode)
     task = InstanceTask.on(
@@ -155,8 +168,8 @@ def open_task(shared: OwnSetOptions, own: InstanceOptions, device: torch.device,
         instances=instances,
         descriptor=descriptor,
         mode=own.mode,
-        distractors=distractors,
-        whitened_on=whitened_on,
+        distractors=opened.get("more"),
+        whitened_on=opened.get("white"),
         whitened_width=own.whiten_width,
     )
     task.ledger.tell(reporter)
@@ -168,7 +181,9 @@ def _preprocessing(backbone: Backbone, options: InstanceOptions) -> Preprocessin
     side = options.size or own.crop
     if options.mode == "crop":
         return resized_preprocessing(own, side)
-    return WholeImage(side, side, own.mean, own.std, own.interpolation, mode=options.mode, multiple=multiple)
+    return WholeImage(
+        side, side, own.mean, own.std, own.interpolation, pixels=own.pixels, mode=options.mode, multiple=multiple
+    )
 
 
 def _reader(backbone: Backbone, descriptor: DescriptorOptions) -> Descriptors:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from excb.console import plural
 from excb.errors import require
 from excb.neighbours.precision import dots, split
 from excb.neighbours.unit_rows import Rows, UnitRows
@@ -39,8 +40,8 @@ class DescriptorWhitening:
         most = min(rows.shape[1], len(rows) - 1)
         require(
             1 <= (width or 1) <= most,
-            f"{len(rows)} images of {rows.shape[1]} features whiten to 1 to {most} dimensions: name more images for "
-            "--whiten, or another --whiten-width",
+            f"{plural(len(rows), 'image')} of {plural(rows.shape[1], 'feature')} whiten to 1 to {most} dimensions: "
+            "name more images for --whiten, or another --whiten-width",
         )
         units = UnitRows(rows, "whitening", _CPU)
         values = units[slice(0, len(units))]

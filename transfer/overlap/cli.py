@@ -43,8 +43,8 @@ def _overlap(given: list[Any], shell: Shell, device: "torch.device") -> int:
     train, test = all_succeed(lambda: both_sets(*sources, options.data_root, reporter))
     if shell.out is not None:
         refuse_results_among((train, test), shell.out.parent)
-    task = None if options.ckpt is None else task_on(options, train, test, device)
-    hashing = _hashing(options, train, test)
+    task = None if options.ckpt is None else task_on(options, train, test, device, reporter=reporter)
+    hashing = _hashing(options, train, test, reporter if task is None else Reporter(quiet=True))
     if shell.dry_run:
         then = ("a perceptual hash of every image", f"{options.k} nearest train images of each test image, twice")
         forecast(task or hashing, Work({"train": train, "test": test}, then=then), reporter)
@@ -64,12 +64,21 @@ def _overlap(given: list[Any], shell: Shell, device: "torch.device") -> int:
     return 0
 
 
-def _hashing(options: OverlapOptions, train: "Images", test: "Images") -> "Task":
+def _hashing(options: OverlapOptions, train: "Images", test: "Images", reporter: Reporter) -> "Task":
     """Hashes are computed on the CPU: reading the images takes the time."""
     from ..task import Task
     from .hashing import PerceptualHash
 
-    return Task.prepare(PerceptualHash(), train, test, device="cpu", workers=options.workers)
+    return Task.prepare(
+        PerceptualHash(),
+        train,
+        test,
+        device="cpu",
+        workers=options.workers,
+        pixel_range=options.range,
+        channels=options.channels,
+        reporter=reporter,
+    )
 
 
 def _answer(shell: Shell, audited: "Audit", reporter: Reporter) -> None:

@@ -58,9 +58,9 @@ class Ready:
             f"corruptions are defined from {corruptions.SMALLEST} pixels on: --crop {side} is smaller",
         )
         task = _with_fewer(task, options)
-        mapped = partial(like_the_others, others=task.test, note=note)
+        convert = partial(like_the_others, others=task.test, note=note)
         others = tuple(
-            open_set(text, classes, border=options.border, mapped=mapped, note=note) for text in options.also
+            open_set(text, classes, border=options.border, convert=convert, note=note) for text in options.also
         )
         names = [other.name for other in others]
         require(len(set(names)) == len(names), f"--also has two sets with one name ({', '.join(names)}): rename one")

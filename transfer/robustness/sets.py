@@ -65,7 +65,7 @@ def open_set(
     classes: Sequence[str],
     *,
     border: int = 0,
-    mapped: Callable[[Images], Images] = lambda images: images,
+    convert: Callable[[Images], Images] = lambda images: images,
     note: Note = lambda _line: None,
 ) -> OtherSet:
     """A set of images by class folders, whose names are classes of the train set, or by a map of names.
@@ -78,7 +78,7 @@ def open_set(
             classes do not matter.
         classes: of the train set.
         border: pixels that are cut off on each side of the images of a set with a map, such as ObjectNet's red frame.
-        mapped: the images on the mapping of stored values that the train images have.
+        convert: gives the images on the mapping of stored values that the train images have.
         note: called with messages for the user.
 
     Raises:
@@ -87,7 +87,7 @@ def open_set(
     folder, _, file = text.rpartition("=")
     mapped = is_mapped(text)
     place = folder if mapped else text
-    images = mapped(images_with_labels(place, note))
+    images = convert(images_with_labels(place, note))
     own = images.classes or ()
     table = _named_classes(Path(file), classes) if mapped else _same_classes(own, classes)
     right = torch.zeros(len(own), len(classes), dtype=torch.bool)

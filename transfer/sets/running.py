@@ -11,18 +11,24 @@ from typing import Any
 import torch
 
 from excb.console import Reporter
-from excb.distributed.collectives import run_on_rank0
+from excb.distributed.collectives import all_succeed, run_on_rank0
 from excb.errors import UserError
 from excb.features.extraction import files_hash, refuse_broken
 from excb.files import npy
 from excb.files.atomic import write_bytes, write_text
-from excb.images.image_set import Images, ledger_of
+from excb.images.image_set import Images, clipped_ledger, ledger_of, share_clipped
+from excb.images.pixels import Pixels
+from excb.images.survey import surveyed
+from excb.ledger import Ledger
+from excb.networks.architecture import RGB
 from excb.networks.backbone import weights_hash
+from excb.networks.preprocessing import Preprocessing
 from excb.references.baselines import PIXELS, features_without_network
 from excb.references.guessing import MAJORITY
 from excb.results.result import Result
 from excb.version import __version__
 
+from ..data.mapping import declared_pixels, on_one_mapping
 from ..every.suite import PlannedStep, RunStep, common
 from ..task import Task
 from .choosing import OpenSet
@@ -31,7 +37,7 @@ from .heads import Options, SetMeasurements, measure_set, unpack_answers
 COMMAND = "sets"
 REFERENCES = "references"  # folder of what is not a checkpoint
 
-Judged = tuple[SetMeasurements, dict[str, Any]]  # figures, and what they are of
+Judged = tuple[SetMeasurements, dict[str, Any], Ledger]  # figures, what they are of, and doubts about its images
 
 
 @dataclass(frozen=True)
@@ -54,11 +60,32 @@ class Sets:
     options: Options
     network: str  # teacher or student
     reporter: Reporter
+    range: str | None = None  # of stored values, for sets of images of more than 8 bits
+    channels: int | None = None  # of the images
+
+    def mapped(self, opened: OpenSet, prepared: Preprocessing) -> tuple[Images, Images, Preprocessing]:
+        """A set's images on one mapping of stored values: that of `--range` where it has more than 8 bits."""
+        reporter, declared = self.reporter, declared_pixels(self.range_of(opened), self.channels, prepared.pixels)
+        return on_one_mapping(opened.train, opened.test, prepared, declared, note=reporter.note, warn=reporter.warn)
+
+    def range_of(self, opened: OpenSet) -> str | None:
+        """The declared range where a set has images of more than 8 bits: others have theirs."""
+        if self.range is None:
+            return None
+        return self.range if surveyed(opened.train, Pixels.declared(self.range, self.channels or RGB)).deep else None
+
+    def on(self, task: Task, opened: OpenSet) -> Task:
+        """The task of a network on a set."""
+        own = replace(task.preprocessing, pixels=task.backbone.transform.pixels)
+        train, test, prepared = all_succeed(lambda: self.mapped(opened, own))
+        return replace(task, train=train, test=test, preprocessing=prepared)
 
     def steps(self, depends_on: Callable[[OpenSet], Mapping[str, Any]]) -> list[PlannedStep]:
         """A step for each set, those that are missing with the reason."""
         there = {each.entry.name: each for each in self.opened}
         shots = ["--shots", *map(str, self.options.shots)]
+        given = {"range": self.range, "channels": self.channels}
+        declared = {name: value for name, value in given.items() if value is not None}
         steps = []
         for name in [*there, *self.skipped]:
             words = [
@@ -72,7 +99,7 @@ class Sets:
                 str(self.options.k),
             ]
             if name in there:
-                settings = {"settings": self.options.settings(there[name])}
+                settings = {"settings": self.options.settings(there[name])} | declared
                 steps.append(PlannedStep(name, name, words, depends_on={**depends_on(there[name]), **settings}))
             else:
                 steps.append(PlannedStep(name, name, words, skipped=self.skipped[name]))
@@ -120,44 +147,47 @@ class Sets:
         return run_on_rank0(lambda: self._write(opened, made, file, time.monotonic() - start))
 
     def _of_network(self, opened: OpenSet, task: Task) -> Judged:
-        own = replace(task, train=opened.train, test=opened.test).calibrated()
+        own = self.on(task, opened).calibrated()
         return self._measured(opened, own)
 
     def _of_untrained(self, opened: OpenSet, task: Task) -> Judged:
-        return self._measured(opened, replace(task, train=opened.train, test=opened.test).untrained())
+        return self._measured(opened, self.on(task, opened).untrained())
 
     def _measured(self, opened: OpenSet, task: Task) -> Judged:
         """All ranks compute features, rank 0 judges them."""
         rows, queries = (
             task.stored(images, f"{opened.entry.name}, {part}", self.reporter).all()
-            for part, images in (("train", opened.train), ("test", opened.test))
+            for part, images in (("train", task.train), ("test", task.test))
         )
+        clipped = _clipped(task.train, task.test)
         described = task.describe_checkpoint() | {"weights_sha256": weights_hash(task.backbone.network)}
         return run_on_rank0(
             lambda: (
                 measure_set(opened, rows, queries, options=self.options, reporter=self.reporter, device=task.device),
                 described,
+                clipped,
             )
         )
 
     def _of_pixels(self, device: torch.device, workers: int, opened: OpenSet, _load: None) -> Judged:
         def judged() -> Judged:
             features = []
-            for part, images in (("train", opened.train), ("test", opened.test)):
+            train, test, _ = self.mapped(opened, PIXELS)
+            for part, images in (("train", train), ("test", test)):
                 self.reporter.note(f"pixels of {opened.entry.name}, {part}: {len(images):,} images")
-                found = features_without_network("pixels", images, workers=workers)
-                refuse_broken(found.broken, images)
-                features.append(found.rows)
+                made = features_without_network("pixels", images, workers=workers)
+                refuse_broken(made.broken, images)
+                features.append(made.rows)
             rows, queries = features
             described = {"name": "raw pixels", "preprocessing": PIXELS.to_dict()}
-            return measure_set(
-                opened, rows, queries, options=self.options, reporter=self.reporter, device=device
-            ), described
+            measured = measure_set(opened, rows, queries, options=self.options, reporter=self.reporter, device=device)
+            found = clipped_ledger(train, "train") + clipped_ledger(test, "test")
+            return measured, described, found
 
         return run_on_rank0(judged)
 
     def _write(self, opened: OpenSet, made: Judged, file: Path, seconds: float) -> list[Path]:
-        measured, checkpoint = made
+        measured, checkpoint, clipped = made
         packed, arrays = measured.pack(), file.with_suffix(".npz")
         precision = {name: value for name, value in checkpoint.items() if name == "feature_precision"}
         result = Result(
@@ -170,7 +200,7 @@ class Sets:
                 for part, images in (("train", opened.train), ("test", opened.test))
             }
             | {"classes": len(opened.train.classes or ())},
-            ledger=ledger_of(opened.train).of("train") + ledger_of(opened.test).of("test"),
+            ledger=ledger_of(opened.train).of("train") + ledger_of(opened.test).of("test") + clipped,
             seconds=round(seconds, 1),
             intervals={name: (round(low, 4), round(high, 4)) for name, (low, high) in measured.intervals.items()},
             inference=dict(measured.inference),
@@ -181,6 +211,13 @@ class Sets:
         write_bytes(packed, arrays)
         write_text(result.to_json() + "\n", file)  # last: the file that it names exists
         return [file, arrays]
+
+
+def _clipped(train: Images, test: Images) -> Ledger:
+    """The images with values outside the range that were read; all ranks call this."""
+    for images in (train, test):
+        share_clipped(images)
+    return clipped_ledger(train, "train") + clipped_ledger(test, "test")
 
 
 def _images(opened: OpenSet) -> dict[str, Any]:

@@ -14,15 +14,16 @@ from typing import Any
 import numpy as np
 from filelock import FileLock
 
-from excb.console import PLAIN_SECONDS, duration
+from excb.console import PLAIN_SECONDS, duration, plural
 from excb.errors import UserError
 from excb.files import json_text, npy
 from excb.files.atomic import new_file
+from excb.images.formats.known import EXTRAS
 from excb.images.tars.table import MOST_BYTES, TarTable, read_table
 from excb.remote import byte_ranges
 from excb.remote.home import cache_root
 
-VERSION = 2  # raise it when the same shards give another index
+VERSION = 3  # raise it when the same shards give another index
 FOLDER = "shards"  # in the cache
 _ARRAYS = ("counts", "offsets", "sizes", "labels")  # of a `ShardIndex`
 
@@ -64,7 +65,9 @@ def index_of(places: Sequence[str], note: Callable[[str], None]) -> ShardIndex:
     Raises:
         UserError: a shard cannot be found or read.
     """
-    file = cache_root() / FOLDER / f"{hashlib.sha256(repr((VERSION, tuple(places))).encode()).hexdigest()[:32]}.npz"
+    opened = tuple(extra.name for extra in EXTRAS if extra.register())  # with another extra, other members are images
+    key = hashlib.sha256(repr((VERSION, tuple(places), opened)).encode()).hexdigest()[:32]
+    file = cache_root() / FOLDER / f"{key}.npz"
     lock = FileLock(f"{file}.lock")
     with suppress(OSError, NotImplementedError):  # writing the index reports it later; some disks have no locks
         file.parent.mkdir(parents=True, exist_ok=True)
@@ -84,7 +87,7 @@ def _index_of(places: Sequence[str], file: Path, note: Callable[[str], None]) ->
     if cached is not None:
         changed = [number for number in changed if cached.stamps[number] != stamps[number]]
         tables = dict(enumerate(cached.tables()))
-        note(f"{len(changed):,} of {len(places):,} shards have changed, such as {places[changed[0]]}")
+        note(f"{len(changed):,} of {plural(len(places), 'shard')} have changed, such as {places[changed[0]]}")
     tables |= zip(changed, _read_all([places[number] for number in changed], note), strict=True)
     index = _pack(stamps, [tables[number] for number in range(len(places))])
     if byte_ranges.stamps(list(places)) != stamps:
@@ -98,7 +101,7 @@ def _index_of(places: Sequence[str], file: Path, note: Callable[[str], None]) ->
 
 def _read_all(places: Sequence[str], note: Callable[[str], None]) -> list[TarTable]:
     """Index shards, several remote ones at once, since they mostly wait for the network."""
-    note(f"indexing {len(places):,} shard{'s' * (len(places) > 1)}, once")
+    note(f"indexing {plural(len(places), 'shard')}, once")
     start = reported = time.monotonic()
     tables: list[TarTable] = []
     with ThreadPoolExecutor(byte_ranges.ASK_TOGETHER if any(map(byte_ranges.is_remote, places)) else 1) as pool:

@@ -8,7 +8,7 @@ from typing import IO
 
 from excb.errors import UserError
 from excb.files import json_text
-from excb.images.formats.known import DAMAGE, EXTENSIONS, extension_of
+from excb.images.formats.known import DAMAGE, HEAD, Kind, extension_of, kind_of_extension, kind_of_head
 
 MOST_BYTES = 2**30  # of an image: it is read as a whole
 LABEL_BYTES = 2**20  # of a .cls or .json file at most
@@ -37,10 +37,11 @@ class TarTable:
 def read_table(stream: IO[bytes], place: str) -> TarTable:
     """Find the images in an uncompressed tar of any dialect.
 
-    An image is a regular file with an image's extension. Its label is in KEY.cls, or in the field "label", "cls" or
-    "class" of KEY.json (WebDataset's layout: the key ends at the first dot of the file's name). Hidden files are
-    skipped. Skipped and counted are links, devices, sparse files, names that are absolute or contain `..` or control
-    characters, files above 1 GiB or of negative size, and all but the last of equal names, as unpacking would do.
+    An image is a regular file with an image's extension, or with the first bytes of one where that says nothing. Its
+    label is in KEY.cls, or in the field "label", "cls" or "class" of KEY.json (WebDataset's layout: the key ends at the
+    first dot of the file's name). Hidden files are skipped. Skipped and counted are links, devices, sparse files, names
+    that are absolute or contain `..` or control characters, files above 1 GiB or of negative size, and all but the last
+    of equal names, as unpacking would do.
 
     Raises:
         UserError: it is compressed, not a tar, damaged, or truncated.
@@ -72,15 +73,15 @@ def _read(stream: IO[bytes], place: str) -> TarTable:
             if any(part.startswith(".") for part in name.split("/")):
                 skipped["hidden files"] += 1
                 continue
-            suffix = name.lower().rpartition(".")[2]
-            if f".{suffix}" in EXTENSIONS:
-                skipped["repeated names"] += name in images
-                images[name] = (member.offset_data, member.size)
-            elif suffix in ("cls", "json") and member.size <= LABEL_BYTES:
+            extension = extension_of(name)
+            if extension in (".cls", ".json") and member.size <= LABEL_BYTES:
                 stream.seek(member.offset_data)
                 _add_label(labels, name, stream.read(member.size))
+            elif _is_image(stream, member, extension):
+                skipped["repeated names"] += name in images
+                images[name] = (member.offset_data, member.size)
             else:
-                skipped[extension_of(name) or "without extension"] += 1
+                skipped[extension or "without extension"] += 1
         _check_end(stream, tar.offset, place)
     return TarTable(
         list(images),
@@ -89,6 +90,15 @@ def _read(stream: IO[bytes], place: str) -> TarTable:
         [labels.get(_key(name)) for name in images],
         +skipped,
     )
+
+
+def _is_image(stream: IO[bytes], member: tarfile.TarInfo, extension: str) -> bool:
+    """Whether a member is an image that can be opened here: by its extension, else by its first bytes."""
+    kind = kind_of_extension(extension)
+    if kind is Kind.UNKNOWN:
+        stream.seek(member.offset_data)
+        kind = kind_of_head(stream.read(min(HEAD, member.size)))
+    return kind in (Kind.IMAGE, Kind.ARRAY)
 
 
 def _refuse_compressed(stream: IO[bytes], place: str) -> None:

@@ -76,7 +76,7 @@ def test_long_and_odd_texts_stay_in_their_place() -> None:
         (lambda: excb.image_grid({"empty": []}), "there are no images"),
         (lambda: excb.image_grid("photo.png"), "takes a list of images"),
         (lambda: excb.image_grid({"one": plain(COLOURS[0])}), "takes a list of images"),  # type: ignore[dict-item]
-        (lambda: excb.image_grid([plain(COLOURS[0])], captions=["a", "b"]), "2 captions for 1 images"),
+        (lambda: excb.image_grid([plain(COLOURS[0])], captions=["a", "b"]), "2 captions for 1 image: pass"),
         (lambda: excb.image_grid([plain(COLOURS[0])], columns=0), "columns=0"),
         (lambda: excb.image_grid(["nowhere.png"]), r"nowhere\.png cannot be read"),
     ],

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from torch.utils.data import DataLoader
 
-from excb.images.image_set import ImageSet, clipped_ledger, ledger_of, share_clipped, with_ledger
+from excb.images.image_set import ImageSet, clipped_ledger, ledger_of, share_clipped, with_doubts
 from excb.images.pixels import Pixels
 from excb.images.scanning import scan_folder
 from excb.images.subset import Subset
@@ -68,7 +68,7 @@ def test_images_outside_the_range_are_counted_wherever_they_are_read(tmp_path: P
     images.open(1)
     share_clipped(some)
     (entry,) = clipped_ledger(images).entries
-    assert entry.line == "2 images with values outside the range, such as 1.png, 3.png: they are clipped to 0..100"
+    assert entry.line == "2 images with values outside the range, such as 1.png, 3.png: clipped to 0..100"
 
 
 @pytest.mark.parametrize(
@@ -91,4 +91,4 @@ def test_a_set_keeps_a_ledger_where_it_is_a_part_of_another(tmp_path: Path) -> N
     write(tmp_path / "0.png", ramp(0, 9, np.uint8))
     part = Subset(scan_folder(tmp_path), np.array([0]))
     found = doubt("images are odd", ["0.png"], "look")
-    assert ledger_of(with_ledger(part, found)) == found
+    assert ledger_of(with_doubts(part, found)) == found

@@ -80,8 +80,8 @@ def test_all_kinds_of_masks_are_in_the_small_set(tree: Path) -> None:
 def test_layouts(tmp_path: Path, year: str) -> None:
     tree = write_coco(tmp_path / "coco", year=year)
     train, val = open_coco(str(tree))
-    assert (train.source, train.folder) == (tree / f"annotations/instances_train{year}.json", tree / f"train{year}")
-    assert (val.source, val.folder) == (tree / f"annotations/instances_val{year}.json", tree / f"val{year}")
+    assert (train.listed_in, train.folder) == (tree / f"annotations/instances_train{year}.json", tree / f"train{year}")
+    assert (val.listed_in, val.folder) == (tree / f"annotations/instances_val{year}.json", tree / f"val{year}")
 
 
 def test_any_other_layout_is_named(tree: Path, tmp_path: Path) -> None:

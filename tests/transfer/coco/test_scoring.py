@@ -90,7 +90,7 @@ def test_figures_are_those_of_cocos_tools_by_hand(tiny: CocoSet, tmp_path: Path,
     images = tiny if place == "tiny" else open_coco(REAL)[1]
     predictions = detections(images, seed)
     write_predictions(predictions, tmp_path / "predictions.json")
-    figures, each = by_hand(images.source, tmp_path / "predictions.json")
+    figures, each = by_hand(images.listed_in, tmp_path / "predictions.json")
     scores = score(images, predictions)
     assert list(scores.figures) == FIGURES
     assert scores.figures == pytest.approx(figures, abs=1e-9)
@@ -147,7 +147,7 @@ def test_the_truth_scores_hundred(tiny: CocoSet) -> None:
 
 def test_ids_from_zero_count(tiny: CocoSet, tmp_path: Path) -> None:
     """Annotation ids of the file do not matter; COCO's tools would take an object of id 0 for no object."""
-    contents = json.loads(tiny.source.read_text())
+    contents = json.loads(tiny.listed_in.read_text())
     for number, annotation in enumerate(contents["annotations"]):
         annotation["id"] = number
     tree = write_coco(tmp_path / "coco", val=9)

@@ -148,7 +148,7 @@ def test_images_without_a_row_are_left_out_and_counted(flat: Path) -> None:
     noted: list[str] = []
     images = images_of(str(flat / "train"), note=noted.append)
     assert len(images) == 6
-    assert "3 images in" in noted[-1]
+    assert "3 images without a row" in noted[-1]
     assert "such as 06.png" in noted[-1]
     entry = next(entry for entry in images.ledger.entries if "row" in entry.reason)  # type: ignore[attr-defined, unused-ignore]
     assert (entry.reason, entry.count, entry.names) == (

@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -75,6 +76,37 @@ def test_coco_has_the_categories_of_each_images_objects(tmp_path: Path) -> None:
     assert train.targets.tolist() == [[-1, 1], [1, 0], [0, 0]]
 
 
+def write_exported(root: Path, annotations: list[dict[str, Any]], *, images: list[dict[str, Any]]) -> None:
+    """A set as Roboflow exports it, with file names and ids as people have them."""
+    for part in ("train", "valid"):
+        for name in ("a.png", "b c.png", "unlisted.png"):
+            write_image(root / part / name, set(), np.random.default_rng(0))
+        (root / part / "notes.txt").write_text("words")
+        categories = [{"id": "0", "name": "things"}, {"id": "1", "name": "ant"}, {"id": "2", "name": "bee"}]
+        content = {"images": images, "categories": categories, "annotations": annotations}
+        (root / part / "_annotations.coco.json").write_text(json.dumps(content), encoding="utf-8")
+
+
+def test_coco_is_read_as_detection_reads_it(tmp_path: Path) -> None:
+    images: list[dict[str, Any]] = [{"id": 1.0, "file_name": "C:\\mine\\a.png"}, {"id": "2", "file_name": "b%20c.png"}]
+    objects: list[dict[str, Any]] = [
+        {"image_id": 1, "category_id": "1", "iscrowd": "0"},
+        {"image_id": "2", "category_id": 2.0, "iscrowd": True},
+    ]
+    write_exported(tmp_path, objects, images=images)
+    train, test = opened(tmp_path)
+    assert train.paths == ["a.png", "b c.png"]
+    assert train.targets.tolist() == test.targets.tolist() == [[0, 1, 0], [0, 0, -1]]
+    assert [(entry.reason, entry.count) for entry in train.ledger.entries] == [
+        (".json", 1),
+        (".txt", 1),
+        ("images that _annotations.coco.json does not list", 1),
+    ]
+    write_exported(tmp_path, [*objects, {"image_id": 9, "category_id": 1}], images=images)
+    with pytest.raises(UserError, match=r"objects of images that are not listed: 1 \(annotations\[2\]\)"):
+        opened(tmp_path)
+
+
 @pytest.mark.parametrize(
     ("file", "text", "message"),
     [
@@ -85,7 +117,7 @@ def test_coco_has_the_categories_of_each_images_objects(tmp_path: Path) -> None:
         ("test.csv", "000.png", "gives no image a class"),
         ("test.json", '["000.png"]', "every image with the list of its classes"),
         ("test.json", "{", "cannot read"),
-        ("annotations/instances_val2017.json", '{"images": []}', "is not of COCO's format (KeyError: 'categories')"),
+        ("annotations/instances_val2017.json", '{"images": []}', "has no list of 'annotations'"),
         ("VOCdevkit/VOC2007/ImageSets/Main/red_test.txt", "000012 2", "line 1: not an image and 1, 0 or -1"),
         ("VOCdevkit/VOC2007/ImageSets/Main/red_trainval.txt", "", "unpack VOCtest_06-Nov-2007.tar"),
     ],

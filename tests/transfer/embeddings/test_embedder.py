@@ -13,6 +13,7 @@ from PIL import Image
 import excb
 from excb.errors import UserError
 from tests.clone import ROOT
+from tests.excb.images.deep_files import ramp, write
 from tests.transfer.embeddings.photos import by_loop
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -50,6 +51,19 @@ def test_a_broken_image_does_not_end_the_job(run: Path, photos: Path) -> None:
     assert np.isnan(made["vector"]).all(1).tolist() == [False, True, True, False, True]
     np.testing.assert_array_equal(made["vector"][0], made["vector"][3])
     assert made["error"][4].startswith("an image is a PIL image")
+
+
+def test_images_of_more_than_8_bits_need_a_range(run: Path, tmp_path: Path) -> None:
+    file = write(tmp_path / "deep.png", ramp(0, 4095, np.uint16, 40))
+    flat = Image.fromarray((ramp(0, 4095, np.uint16, 40) * (255 / 4095)).round().astype(np.uint8))
+    expected = excb.load(run).embed(flat)[0].numpy()
+    contents = {"bytes": file.read_bytes(), "path": str(file), "array": ramp(0, 4095, np.uint16, 40)}
+    for column, content in contents.items():
+        made = excb.Embedder(run, column=column, device="cpu")({column: objects([content])})
+        assert np.isnan(made["vector"]).all()
+        assert "range" in made["error"][0]
+        made = excb.Embedder(run, column=column, device="cpu", range="0..4095")({column: objects([content])})
+        np.testing.assert_allclose(made["vector"][0], expected, rtol=1e-4, atol=1e-5)
 
 
 def test_a_missing_column_is_told_clearly(run: Path) -> None:

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from excb.console import plural
 from excb.errors import require
 from excb.seeding import Purpose, generator
 
@@ -26,7 +27,7 @@ def part_of(images: int, part: int, seed: int) -> np.ndarray:
     Raises:
         UserError: the part has no image.
     """
-    require(1 <= part <= images, f"--parts {part}: 1/{part} of {images} images is none")
+    require(1 <= part <= images, f"--parts {part}: 1/{part} of {plural(images, 'image')} is none")
     order = generator(Purpose.PATCHES, seed).permutation(images)
     return np.sort(order[: images // part])
 
@@ -57,7 +58,7 @@ def choose_patches(labels: PatchLabels, views: Views, patches: int, *, part: int
         return numbers
     of_views, firsts = np.unique(numbers // patches, return_index=True)
     each = most // len(of_views)
-    require(each > 0, f"--memory {most} is less than a patch for each of {len(of_views)} views: raise it")
+    require(each > 0, f"--memory {most} is less than a patch for each of {plural(len(of_views), 'view')}: raise it")
     kept = [
         own if len(own) <= each else np.sort(generator(Purpose.PATCHES, seed, view).choice(own, each, replace=False))
         for view, own in zip(of_views.tolist(), np.split(numbers, firsts[1:]), strict=True)

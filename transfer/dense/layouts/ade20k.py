@@ -2,6 +2,7 @@
 
 from pathlib import Path, PurePosixPath
 
+from excb.console import plural
 from excb.errors import UserError, require
 
 from .masks import IGNORED, MaskFiles, MaskLayout, Split, in_folders
@@ -29,7 +30,10 @@ def _names(file: Path) -> tuple[str, ...]:
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"cannot read {file} ({error}): it comes with the images and names the classes") from None
     names = tuple(line.split("\t")[-1].split(",")[0].strip() for line in lines if line.strip())
-    require(len(names) == CLASSES, f"{file} names {len(names)} classes, not {CLASSES}: take it from the archive")
+    require(
+        len(names) == CLASSES,
+        f"{file} names {plural(len(names), 'class', 'classes')}, not {CLASSES}: take it from the archive",
+    )
     return names
 
 

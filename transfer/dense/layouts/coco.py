@@ -10,9 +10,10 @@ from PIL import Image
 
 from excb.errors import UserError
 from excb.images.decoding import BrokenImageError, open_image
+from excb.images.pixels import Pixels, notice_of
 
 from ...coco.annotations import CocoSet
-from ...coco.reading import LAYOUTS, SPLITS, read_coco
+from ...coco.reading import LAYOUTS, SPLITS, place_of, read_coco
 from .masks import IGNORED, MaskLayout, Split
 
 BACKGROUND = "background"
@@ -40,6 +41,17 @@ class CocoMasks:
         """The folder of the images."""
         return self.images.folder
 
+    @property
+    def pixels(self) -> Pixels:
+        """See `ImageSet`."""
+        return self.images.pixels
+
+    def file(self, index: int) -> Path:
+        """The file of one image."""
+        return self.images.file(index)
+
+    source = file
+
     @cached_property
     def paths(self) -> tuple[str, ...]:
         """Files below the folder."""
@@ -51,16 +63,12 @@ class CocoMasks:
         return hashlib.sha256(f"{self.images.fingerprint} {self.classes}".encode()).hexdigest()
 
     def stamp(self, index: int) -> str:
-        """See `Images.stamp`; the fingerprint changes with the annotations."""
-        try:
-            status = self.images.file(index).stat()
-        except (OSError, ValueError):  # ValueError: a zero byte in the name
-            return "none"
-        return f"{status.st_size} {status.st_mtime_ns}"
+        """See `Images.stamp`."""
+        return self.images.stamp(index)
 
     def open(self, index: int) -> Image.Image:
         """See `Images.open`. Raises BrokenImageError also for an image of another size than annotated."""
-        image = open_image(self.images.file(index))
+        image: Image.Image = open_image(self.file(index), self.pixels, notice_of(self.images, index))
         if image.size != self.size(index):
             try:
                 self.images.check_size(index)
@@ -89,17 +97,8 @@ class CocoMasks:
         return mask
 
 
-def _place(root: Path, split: Split) -> tuple[Path, Path] | None:
-    """The annotation file and the folder of a split, if there is such a file."""
-    places = [
-        (root / file.format(name), root / folder.format(name)) for name in _NAMES[split] for file, folder in LAYOUTS
-    ]
-    known = sorted((place for place in places if place[0].is_file()), key=lambda place: not place[1].is_dir())
-    return next(iter(known), None)
-
-
 def _open(root: Path, split: Split, *, parents: bool) -> CocoMasks:
-    place = _place(root, split)
+    place = place_of(root, _NAMES[split])
     if place is None:
         expected = " or ".join(file.format(_NAMES[split][0]) for file, _ in LAYOUTS)
         raise UserError(f"{root} has no {expected}")
@@ -113,7 +112,7 @@ LAYOUT = MaskLayout(
     name="coco",
     title="COCO's instance annotations: background and the categories",
     ignored="crowds",
-    matches=lambda root: _place(root, "train") is not None,
+    matches=lambda root: place_of(root, _NAMES["train"]) is not None,
     open=lambda root, split: _open(root, split, parents=False),
 )
 SUPERCATEGORIES = MaskLayout(

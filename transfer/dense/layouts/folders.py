@@ -2,6 +2,7 @@
 
 from pathlib import Path, PurePosixPath
 
+from excb.console import plural
 from excb.errors import UserError, require
 
 from .masks import IGNORED, MaskFiles, MaskLayout, Split, in_folders
@@ -29,7 +30,9 @@ def _names(file: Path) -> tuple[str, ...]:
         raise UserError(
             f"cannot read {file} ({error}): it holds the names of the classes, a line each; the first is value 0"
         ) from None
-    require(len(names) > 1, f"{file} names {len(names)} classes: it takes two at least, a line each")
+    require(
+        len(names) > 1, f"{file} names {plural(len(names), 'class', 'classes')}: it takes two at least, a line each"
+    )
     return names
 
 

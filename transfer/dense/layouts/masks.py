@@ -10,10 +10,12 @@ from typing import Literal, Protocol
 import numpy as np
 from PIL import Image
 
+from excb.console import plural
 from excb.errors import UserError
 from excb.files.regular import refuse_special
 from excb.images.decoding import DAMAGE, BrokenImageError, open_image, stored_and_upright_size
 from excb.images.image_set import Images
+from excb.images.pixels import EIGHT_BIT, ClippedImages, Pixels, notice_of
 from excb.images.scanning import scan_folder
 from excb.ledger import NOTHING, Ledger
 
@@ -64,6 +66,8 @@ class MaskFiles:
     ] = ()  # folders below root whose images and masks were searched for; without, a list named them
     labels: None = None
     ledger: Ledger = field(default=NOTHING, compare=False)  # what else is in these folders
+    pixels: Pixels = EIGHT_BIT  # how stored values of images become colours
+    clipped: ClippedImages | None = field(default=None, compare=False, repr=False)  # see `ImageSet`
 
     def __len__(self) -> int:
         return len(self.paths)
@@ -87,9 +91,16 @@ class MaskFiles:
             return "none"
         return " ".join(f"{status.st_size} {status.st_mtime_ns}" for status in both)
 
+    def file(self, index: int) -> Path:
+        """The file of one image."""
+        return self.root / self.paths[index]
+
+    source = file
+
     def open(self, index: int) -> Image.Image:
         """See `Images.open`."""
-        return open_image(self.root / self.paths[index])
+        image: Image.Image = open_image(self.file(index), self.pixels, notice_of(self, index))
+        return image
 
     def size(self, index: int) -> tuple[int, int]:
         """See `MaskedImages.size`."""
@@ -150,7 +161,8 @@ def existing_masks(root: Path, paths: list[str], masks: list[str]) -> tuple[tupl
     """The lists as they are. Raises UserError if a file is missing."""
     missing = [path for path in (*paths, *masks) if not (root / path).is_file()]
     if missing:
-        raise UserError(f"{len(missing)} files are not in {root}, such as {missing[0]}: add them, or shorten the list")
+        found = plural(len(missing), "file is", "files are")
+        raise UserError(f"{found} not in {root}, such as {missing[0]}: add them, or shorten the list")
     return tuple(paths), tuple(masks)
 
 

@@ -11,6 +11,7 @@ from PIL import Image
 from excb.errors import UserError
 from excb.images.decoding import BrokenImageError
 from excb.images.image_set import ScannedImages
+from excb.images.pixels import Pixels, pixels_of
 from excb.networks.preprocessing import Interpolation
 
 from ..layouts.masks import MaskedImages
@@ -56,6 +57,11 @@ class Views:
     def root(self) -> Path | str:
         """Of the images."""
         return self.images.root
+
+    @property
+    def pixels(self) -> Pixels:
+        """How stored values of the images become colours."""
+        return pixels_of(self.images)
 
     @property
     def scanned_folders(self) -> Sequence[Path]:

@@ -12,6 +12,7 @@ from torch import Tensor
 from excb.console import Reporter
 from excb.distributed.collectives import rank
 from excb.distributed.signals import StopRequest
+from excb.images.pixels import EIGHT_BIT
 from excb.networks.backbone import weights_hash
 
 from ...coco.annotations import CocoSet
@@ -49,7 +50,9 @@ class Job:
     def training(self) -> dict[str, Any]:
         """The values that must be equal for training to resume, by name."""
         settings = {name: value for name, value in stored(self.settings).items() if name not in RESUMABLE_CHANGES}
-        return settings | {"depth": self.depth, "weights": self.weights, "images": self.train.fingerprint}
+        pixels = self.train.pixels
+        mapped = {} if pixels == EIGHT_BIT else {"range": pixels.range}
+        return settings | {"depth": self.depth, "weights": self.weights, "images": self.train.fingerprint} | mapped
 
 
 class Engine(Protocol):

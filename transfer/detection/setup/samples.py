@@ -129,7 +129,7 @@ class Loader:
             raise UserError(f"a batch of {settings.batch} cannot be divided among {world} processes: change batch")
         self._images, self._settings, self._workers = images.trainable, settings, workers
         if not len(self._images):
-            raise UserError(f"{images.source} has no object to train on in the {len(images)} selected images")
+            raise UserError(f"{images.listed_in} has no object to train on in the {len(images)} selected images")
         self._plan = _Plan(self._images, settings, start, rank, world)
 
     def __iter__(self) -> Iterator[list[Sample]]:

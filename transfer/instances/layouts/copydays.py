@@ -4,6 +4,7 @@ from pathlib import Path
 
 import numpy as np
 
+from excb.console import plural
 from excb.errors import UserError
 from excb.images.image_set import ImageSet
 from excb.images.scanning import scan_folder
@@ -40,8 +41,8 @@ def _open(root: Path, named: Path | None) -> InstanceSet:
         originals.setdefault(_key(path), []).append(index)
     if alone := [path for path in paths if _key(path) not in originals]:
         raise UserError(
-            f"{len(alone)} copies in {root} have no original, such as {alone[0]}: one in {ORIGINALS}/ must share the "
-            f"first {_PREFIX} characters of its name"
+            f"{plural(len(alone), 'copy has', 'copies have')} no original in {root}, such as {alone[0]}: one in "
+            f"{ORIGINALS}/ must share the first {_PREFIX} characters of its name"
         )
     kinds = [KINDS[path.partition("/")[0]] for path in paths]
     found = [Truth(np.array(originals[_key(path)], np.int64)) for path in paths]

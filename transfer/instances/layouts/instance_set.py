@@ -10,9 +10,11 @@ from typing import Literal
 import numpy as np
 from PIL import Image
 
+from excb.console import plural
 from excb.errors import UserError
 from excb.images.decoding import BrokenImageError, open_image
 from excb.images.image_set import Images
+from excb.images.pixels import EIGHT_BIT, ClippedImages, Pixels, notice_of
 
 Box = tuple[float, float, float, float]  # left, top, right, bottom in pixels of the upright image
 FamilyName = Literal["revisited", "copies"]
@@ -34,6 +36,8 @@ class CroppedImages:
     root: Path
     paths: tuple[str, ...]  # POSIX paths below root
     boxes: tuple[Box | None, ...]  # None is the whole image
+    pixels: Pixels = EIGHT_BIT  # how stored values become colours
+    clipped: ClippedImages | None = field(default=None, compare=False, repr=False)  # see `ImageSet`
     labels: None = None
     classes: None = None
 
@@ -54,9 +58,14 @@ class CroppedImages:
             return "none"
         return f"{status.st_size} {status.st_mtime_ns}"
 
+    def source(self, index: int) -> Path:
+        """The file of one image."""
+        return self.root / self.paths[index]
+
     def open(self, index: int) -> Image.Image:
         """See `Images.open`. Raises BrokenImageError also for a box outside the image."""
-        image, box = open_image(self.root / self.paths[index]), self.boxes[index]
+        image: Image.Image = open_image(self.source(index), self.pixels, notice_of(self, index))
+        box = self.boxes[index]
         if box is None:
             return image
         left, top, right, bottom = (round(edge) for edge in box)
@@ -122,5 +131,5 @@ def existing_images(root: Path, paths: Sequence[str]) -> tuple[str, ...]:
         if path.startswith("/") or ".." in path.split("/") or "\0" in path:
             raise UserError(f"the ground truth names {path!r}, which is not a file below {root}: fetch it again")
     if missing := [path for path in paths if not (root / path).is_file()]:
-        raise UserError(f"{len(missing)} files are not in {root}, such as {missing[0]}: add them")
+        raise UserError(f"{plural(len(missing), 'file is', 'files are')} not in {root}, such as {missing[0]}: add them")
     return tuple(paths)

@@ -98,7 +98,7 @@ def test_what_no_image_set_needs_is_passed_over_and_counted() -> None:
     assert found.skipped == {
         "names that lead elsewhere": 4,
         "links": 2,
-        "devices and other special files": 3,
+        "special files, such as devices": 3,
         "sparse files": 1,
         "hidden files": 2,
     }
@@ -185,3 +185,10 @@ def test_changed_headers_give_a_table_or_one_line(
         assert 0 <= offset <= offset + size <= len(content)
         assert ".." not in name.split("/")
         assert not name.startswith("/")
+
+
+def test_images_are_known_by_their_first_bytes_and_need_their_extras(no_extra: None) -> None:
+    assert no_extra is None
+    found = table(tar_of({"a.jpg": picture(0), "b.scan": picture(1), "c.heic": b"", "d.scan": b"words"}))
+    assert found.names == ["a.jpg", "b.scan"]
+    assert found.skipped == {".heic": 1, ".scan": 1}

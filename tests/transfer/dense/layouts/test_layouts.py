@@ -164,7 +164,7 @@ def test_what_is_missing_is_named(tmp_path: Path) -> None:
             mask_splits(tmp_path, mask_layout_of(tmp_path, name))
     root = write_set(tmp_path / "set")
     (root / "train" / "masks" / "1.png").unlink()
-    with pytest.raises(UserError, match=r"1 files are not in .*, such as masks/1.png"):
+    with pytest.raises(UserError, match=r"1 file is not in .*, such as masks/1.png"):
         mask_splits(root, mask_layout_of(root))
     (root / "classes.txt").unlink()
     with pytest.raises(UserError, match="holds the names of the classes, a line each"):

@@ -78,7 +78,7 @@ def test_other_pickles_are_refused(tmp_path: Path, contents: Any) -> None:
 def test_missing_images_and_names_that_lead_elsewhere_are_refused(tmp_path: Path) -> None:
     root = write_revisited(tmp_path, ENTRIES)
     (root / "jpg" / "hall_000007.jpg").unlink()
-    with pytest.raises(UserError, match=r"1 files are not in .*, such as jpg/hall_000007\.jpg"):
+    with pytest.raises(UserError, match=r"1 file is not in .*, such as jpg/hall_000007\.jpg"):
         opened(root)
     truth = pickle.loads((root / "gnd_roxford5k.pkl").read_bytes())
     (root / "gnd_roxford5k.pkl").write_bytes(pickle.dumps(truth | {"qimlist": ["../../a", "b"]}))
@@ -101,7 +101,7 @@ def test_copydays_pairs_names_by_their_first_characters(tmp_path: Path) -> None:
     assert [truth.relevant.tolist() for truth in found.truth["strong"]] == [[0], [0]] + [[]] * 10
     assert [truth.relevant.tolist() for truth in found.truth["crops"]] == [[], []] + [[n] for n in range(5)] + [[]] * 5
     save(picture(9), tmp_path / "strong" / "990001.jpg")
-    with pytest.raises(UserError, match=r"1 copies in .* have no original, such as strong/990001\.jpg"):
+    with pytest.raises(UserError, match=r"1 copy has no original in .*, such as strong/990001\.jpg"):
         opened(tmp_path)
 
 
