@@ -192,7 +192,7 @@ def test_sets_overlap_and_embed_give_the_figures_of_8_bits(shallow: Path, deep: 
         made[place] = (
             [figures_of(json.loads(file.read_text())) for file in results],
             figures_of(json.loads((out / "o.json").read_text())),
-            np.load(out / "e.npz")["features"],
+            np.load(out / "e.npz")["vectors"],
         )
     first, second = made.values()
     assert first[:2] == second[:2]
@@ -229,10 +229,10 @@ def test_commands_of_pretraining_take_deep_images(tmp_path: Path, capsys: pytest
     assert pretrain(["choose", *data, "--gpus", "0", "--range", RANGE]) == 0
     assert range_of in capsys.readouterr().out
     assert pretrain(["study", "balancers", *data, "--dry-run", *OVERRIDES, range_of, "--out", str(tmp_path / "s")]) == 0
-    assert (
-        pretrain(["shrink", "--data", str(tmp_path / "large"), "--out", str(tmp_path / "small"), "--side", "40"]) == 0
-    )
-    assert "mapped from" in capsys.readouterr().out + capsys.readouterr().err
+    large = ["--data", str(tmp_path / "large"), "--side", "40"]
+    assert pretrain(["shrink", *large, "--out", str(tmp_path / "small")]) == 0
+    printed = capsys.readouterr()
+    assert "mapped from" in printed.out + printed.err
     copies = scan_folder(tmp_path / "small")
     assert {np.asarray(Image.open(copies.file(index))).shape for index in range(len(copies))} == {(40, 40, 3)}
     out = tmp_path / "run"

@@ -78,7 +78,7 @@ def write_images(folder: Path) -> None:
 
 def by_hand(file: Path) -> Tensor:
     """The input that `RECORD` makes of a file, by Pillow and NumPy alone."""
-    image = Image.open(file)
+    image: Image.Image = Image.open(file)
     if file.name.startswith("deep"):
         grey = (np.asarray(image).astype(float).clip(0, TOP) * 255 / TOP).round().astype(np.uint8)
         image = Image.fromarray(np.stack([grey] * 3, axis=-1))

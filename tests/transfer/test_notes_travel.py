@@ -65,8 +65,8 @@ def in_card(found: Result) -> str:
 
 def in_comparison(found: Result) -> str:
     other = replace(found, notes=[], ledger=type(LEDGER)())
-    sides = [Side(name, one, scored()) for name, one in (("a.json", found), ("b.json", other))]
-    compared = compare_results(*sides, Reporter(quiet=True), table=False)
+    first, second = Side("a.json", found, scored()), Side("b.json", other, scored())
+    compared = compare_results(first, second, Reporter(quiet=True), table=False)
     return "\n".join([*compared["notes"], *compared["warnings"]])
 
 
@@ -136,7 +136,8 @@ def test_tables_of_sets_have_them_too(tmp_path: Path) -> None:
 
 def test_compare_names_the_side_that_a_note_is_of() -> None:
     noted: Any = replace(qualified(), ledger=type(LEDGER)())
-    both = compare_results(*(Side(name, noted, scored()) for name in ("a", "b")), Reporter(quiet=True), table=False)
+    first, second = Side("a", noted, scored()), Side("b", noted, scored())
+    both = compare_results(first, second, Reporter(quiet=True), table=False)
     assert both["notes"] == list(QUALIFIERS.values())
     one = replace(noted, notes=[])
     only = compare_results(Side("a", one, scored()), Side("b", noted, scored()), Reporter(quiet=True), table=False)

@@ -144,9 +144,9 @@ def measure_set(
         intervals |= {name: ends for name, each in accuracies.items() if (ends := episode_interval(each)) is not None}
     bases = {head: metric.basis if head in answers else OVER_EPISODES for head in figures}
     majority = dict.fromkeys(figures, metric.majority(train, test))
-    how = {"C": fitted.C, "held_out": {f"{C:g}": judged[0] for C, judged in fitted.sweep.items()}}
+    sweep = {"C": fitted.C, "held_out": {f"{C:g}": judged[0] for C, judged in fitted.sweep.items()}}
     notes = () if metric.label_sets else _failed(answers, majority[LOGREG])
-    return SetMeasurements(figures, intervals, majority, how, test, answers, stated(bases, intervals), notes)
+    return SetMeasurements(figures, intervals, majority, sweep, test, answers, stated(bases, intervals), notes)
 
 
 def _failed(answers: Mapping[str, np.ndarray], guessing: float) -> list[str]:

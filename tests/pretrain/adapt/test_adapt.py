@@ -61,8 +61,8 @@ def scores(monkeypatch: pytest.MonkeyPatch, *values: float) -> None:
     """Let measurements of runs have these scores, the start's first."""
     usual, left = EpochEnd._measure, list(values)
 
-    def measured(self: EpochEnd, *rest: Any) -> Any:
-        figures, readings = usual(self, *rest)
+    def measured(self: EpochEnd, *rest: Any, **options: Any) -> Any:
+        figures, readings = usual(self, *rest, **options)
         return figures | {"score": left.pop(0)}, readings
 
     monkeypatch.setattr(EpochEnd, "_measure", measured)

@@ -145,7 +145,7 @@ def by_linear(strengths: tuple[float, ...], train: Any, test: Any) -> float:
     task: Any = SimpleNamespace(
         train=Labelled(train[1]), test=Labelled(test[1]), device=CPU, features=lambda _images, name, _: sets[name]
     )
-    outcome = logistic_regression(task, Reporter(quiet=True), strengths, select="holdout", seed=0)
+    outcome = logistic_regression(task, Reporter(quiet=True), strengths, few=False, select="holdout", seed=0)
     return float((outcome.top5[:, 0] == test[1]).double().mean())
 
 

@@ -139,7 +139,8 @@ def test_patches_are_fitted_on_the_train_images_alone(place: Path) -> None:
 def test_references_without_a_network_need_one_row_an_image(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     usual = ["--ckpt", str(place / "run"), "--data", str(place / "data"), "--no-cache"]
     assert main(["linear", *usual, "--protocol", "vit", "--histogram"]) == 2
-    assert "--protocol vit reads class tokens, and --histogram has none: use fast, logreg or logreg-cv" in capsys.readouterr().err
+    advice = "--protocol vit reads class tokens, and --histogram has none: use fast, logreg or logreg-cv"
+    assert advice in capsys.readouterr().err
 
 
 def test_colours_of_an_unknown_normalisation_are_not_counted(place: Path) -> None:
