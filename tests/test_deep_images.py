@@ -19,6 +19,9 @@ from excb.images.pixels import pixels_of
 from excb.images.scanning import find_images, scan_folder
 from excb.pretrain.__main__ import NAMES, program
 from excb.pretrain.__main__ import main as pretrain
+from excb.pretrain.loop import run_training
+from excb.pretrain.overrides import apply, find_recipe
+from excb.pretrain.plan import choice
 from excb.transfer.cli import COMMANDS as EVALUATIONS
 from excb.transfer.cli import main as evaluate
 from excb.transfer.cli import program as evaluations
@@ -98,13 +101,14 @@ def banded(tmp_path_factory: pytest.TempPathFactory) -> Path:
 # Where each protocol's images are; those that are not named are labelled.
 DATA = {"dense": "masked", "instances": "pairs", "detection": "coco", "clusters": "labelled/train"}
 COLOURS_ONLY = ("dense", "instances", "detection")
+OWN: dict[str, dict[str, Any]] = {"robustness": {"corruptions": ("none",)}, "semisup": {"percent": 10.0}}
 
 
 def opened(place: Path, name: str, **given: Any) -> dict[str, Images]:
     usual: dict[str, Any] = {"device": "cpu", "workers": 0, "no_cache": True} if name != "detection" else {"workers": 0}
     data = place / DATA.get(name, "labelled")
     values = usual | {"ckpt": place / "run", "data": str(data) if name not in COLOURS_ONLY else data} | given
-    task = of_python(PROTOCOLS[name], values).open(torch.device("cpu"), QUIET)
+    task = of_python(PROTOCOLS[name], values | OWN.get(name, {})).open(torch.device("cpu"), QUIET)
     return dict(task.sets)
 
 
@@ -216,27 +220,45 @@ def test_robustness_maps_other_sets_too(shallow: Path, deep: Path) -> None:
         np.testing.assert_array_equal(pictures, expected)
 
 
-def test_commands_of_pretraining_take_deep_images(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    photos = write_images(tmp_path / "photos" / "train", classes=2, each=20).parent
-    write_images(tmp_path / "photos" / "val", classes=2, each=3)
-    write_images(tmp_path / "large", classes=2, each=2, side=80)
-    for folder in (photos, tmp_path / "large"):
-        deepen(folder)
-    range_of, data = f"data.range={RANGE}", ["--data", str(photos)]
-    assert pretrain(["plan", "quickstart", *data, *OVERRIDES, range_of]) == 0
-    assert pretrain(["doctor", "quickstart", *data, *OVERRIDES, range_of, "--out", str(tmp_path / "new")]) in (0, 1)
-    assert f"mapped from the declared {RANGE}" in " ".join(capsys.readouterr().out.split())
+@pytest.fixture
+def photos(tmp_path: Path) -> Path:
+    """Deep images with a held-out split."""
+    folder = write_images(tmp_path / "photos" / "train", classes=2, each=16).parent
+    write_images(folder / "val", classes=2, each=3)
+    deepen(folder)
+    return folder
+
+
+def test_commands_before_a_run_take_deep_images(
+    photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(choice, "_images_per_second", lambda *_arguments: 100.0)
+    data, declared = ["--data", str(photos)], f"data.range={RANGE}"
+    assert pretrain(["plan", "quickstart", *data, *OVERRIDES, declared]) == 0
+    assert f"mapped from the declared {RANGE}" in printed(capsys)
+    assert pretrain(["doctor", *data]) in (0, 1)
+    assert "16-bit colour" in printed(capsys)
     assert pretrain(["choose", *data, "--gpus", "0", "--range", RANGE]) == 0
-    assert range_of in capsys.readouterr().out
-    assert pretrain(["study", "balancers", *data, "--dry-run", *OVERRIDES, range_of, "--out", str(tmp_path / "s")]) == 0
-    large = ["--data", str(tmp_path / "large"), "--side", "40"]
-    assert pretrain(["shrink", *large, "--out", str(tmp_path / "small")]) == 0
-    printed = capsys.readouterr()
-    assert "mapped from" in printed.out + printed.err
+    assert declared in printed(capsys)
+    assert pretrain(["study", "balancers", *data, "--dry-run", *OVERRIDES, declared, "--out", str(tmp_path / "s")]) == 0
+    assert f"mapped from the declared {RANGE}" in printed(capsys)
+    assert pretrain(["shrink", *data, "--side", "20", "--out", str(tmp_path / "small")]) == 0
+    assert "mapped from" in printed(capsys)
     copies = scan_folder(tmp_path / "small")
-    assert {np.asarray(Image.open(copies.file(index))).shape for index in range(len(copies))} == {(40, 40, 3)}
-    out = tmp_path / "run"
-    held_out = f"monitor.data={photos}"
-    assert pretrain(["quickstart", *data, "--out", str(out), *OVERRIDES, range_of, held_out, "optim.epochs=1"]) == 0
-    tsne = ["draw", "tsne", str(out), *data, "--classes", "class0", "class1", "--each", "4", "--range", RANGE]
-    assert pretrain([*tsne, "--out", str(tmp_path / "tsne.png")]) == 0
+    assert {np.asarray(Image.open(copies.file(index))).shape for index in range(len(copies))} == {(20, 20, 3)}
+
+
+def printed(capsys: pytest.CaptureFixture[str]) -> str:
+    """All that a command has printed, in one line."""
+    both = capsys.readouterr()
+    return " ".join((both.out + both.err).split())
+
+
+def test_a_run_measures_held_out_images_and_draws_them_on_its_range(photos: Path, tmp_path: Path) -> None:
+    out, own = tmp_path / "run", [f"data.range={RANGE}", f"monitor.data={photos}", "optim.epochs=1"]
+    recipe = apply(find_recipe("quickstart"), [*OVERRIDES, *own])
+    assert run_training(recipe, scan_folder(photos / "train"), out, QUIET, table=False, verdict=False) == 0
+    best = json.loads((out / "report.json").read_text())["best"]
+    assert any(name.startswith("target") for name in best)
+    tsne = ["draw", "tsne", str(out), "--data", str(photos), "--classes", "class0", "class1", "--each", "4"]
+    assert pretrain([*tsne, "--range", RANGE, "--out", str(tmp_path / "tsne.png")]) == 0
