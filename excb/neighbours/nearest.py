@@ -104,7 +104,7 @@ class Index:
         return len(self._rows)
 
     def nearest(self, queries: Tensor | Rows, k: int, *, progress: Callable[[int], None] | None = None) -> Neighbours:
-        """What `nearest` returns for this bank and queries [Q, D].
+        """The nearest rows of queries [Q, D], as `nearest` returns them.
 
         Raises:
             UserError: shapes differ, k is out of range, or a feature is NaN or infinite.

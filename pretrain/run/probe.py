@@ -32,7 +32,7 @@ from .monitor import (
     gather_features,
     usable,
 )
-from .sets import ImageSets, find_sets, on_one_mapping
+from .sets import ImageSets, find_sets, with_one_mapping
 
 # Images that a checkpoint is chosen by. Those of `test` stay unseen where there are others.
 CHOSEN_BY = ("val", "test")
@@ -66,7 +66,7 @@ class FolderProbe:
         note: Note = lambda _line: None,
     ) -> None:
         self.name, self._recipe, self._device, self._workers = name, recipe, device, workers
-        sets = run_on_rank0(lambda: on_one_mapping(find_sets(data, note, held_out=CHOSEN_BY), pixels, note))
+        sets = run_on_rank0(lambda: with_one_mapping(find_sets(data, note, held_out=CHOSEN_BY), pixels, note))
         if isinstance(sets.train, ShardImages):
             sets = all_succeed(lambda: _here(sets))
         self._sets, self._monitor = sets, None

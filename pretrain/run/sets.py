@@ -88,7 +88,7 @@ def find_sets(data: str | Path, note: Note = lambda _line: None, *, held_out: Se
     return ImageSets(train, Subset(replace(other, labels=labels, classes=train.classes), shared))
 
 
-def on_one_mapping(sets: ImageSets, known: Pixels | None, note: Note) -> ImageSets:
+def with_one_mapping(sets: ImageSets, known: Pixels | None, note: Note) -> ImageSets:
     """Training and held-out images with one record of pixels: the known one, or that of the training images.
 
     Raises:

@@ -19,7 +19,7 @@ from .. import overrides
 from ..initialise import adopted
 from ..recipe import Recipe
 from ..run.run_folder import DIVERGED
-from ..run.sets import ImageSets, find_sets, on_one_mapping
+from ..run.sets import ImageSets, find_sets, with_one_mapping
 from . import figures
 from .cell import CellRun, run_cell
 from .studies import BASE, Study, StudyCell
@@ -192,7 +192,7 @@ def run_study(
     """
     selected = study.select(cells)
     declared = overrides.apply(overrides.find_recipe(BASE), values).data.pixels
-    sets = on_one_mapping(find_sets(data, reporter.note), declared, reporter.note)
+    sets = with_one_mapping(find_sets(data, reporter.note), declared, reporter.note)
     ledger_of(sets.train).tell(reporter)
     if len(sets.train) < 2:
         raise UserError(f"{sets.train.root} holds one image: a study needs at least a few hundred")

@@ -43,7 +43,7 @@ class RunState:
 
     @property
     def ledger(self) -> Ledger:
-        """What was left out of the images or is doubted in them; of all ranks once `share_clipped` was called."""
+        """All that was left out of the images or is doubted in them; of all ranks once `share_clipped` was called."""
         return ledger_of(self.images) + clipped_ledger(self.images) + self.broken.ledger
 
     def contents(self) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""What qualifies a figure reaches every place that shows it: file, Python, board, card, comparison, tables of sets."""
+"""Notes that qualify a figure reach every place that shows it: file, Python, board, card, comparison, sets."""
 
 import csv
 import io

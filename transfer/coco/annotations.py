@@ -126,7 +126,7 @@ class CocoSet:
 
     @property
     def ledger(self) -> Ledger:
-        """What is left out of the folder, the objects that `--repair` dropped or training leaves out, and doubts."""
+        """Files left out of the folder, the objects that `--repair` dropped or training leaves out, and doubts."""
         before, kept = self.repaired.get("objects", (0, 0))
         dropped = LedgerEntry("objects that --repair dropped", before - kept)
         entries = [

@@ -83,7 +83,7 @@ def open_coco(
     return train, val
 
 
-def place_of(root: Path, names: Sequence[str]) -> tuple[Path, Path] | None:
+def layout_place(root: Path, names: Sequence[str]) -> tuple[Path, Path] | None:
     """The annotation file and the image folder of a split below a folder, in any of the layouts; None without a file.
 
     Args:

@@ -12,7 +12,7 @@ from excb.files import json_text
 from excb.images.scanning import find_images
 from excb.ledger import NAMED, NOTHING, Ledger, LedgerEntry
 
-from ..coco.reading import SPLITS, place_of, read_labels
+from ..coco.reading import SPLITS, layout_place, read_labels
 from .named_sets import Split
 
 VOC_FOLDERS = ("VOCdevkit/VOC2007", "VOC2007", ".")  # the first is torchvision's
@@ -63,7 +63,7 @@ def voc(folder: Path, split: Split) -> Known | None:
 
 def coco(folder: Path, split: Split) -> Known | None:
     """COCO's categories of the objects of each image; one of which an image has crowds only is ignored."""
-    place = place_of(folder, _COCO_NAMES[split])
+    place = layout_place(folder, _COCO_NAMES[split])
     if place is None:
         return None
     read = read_labels(*place)

@@ -345,6 +345,7 @@ def test_two_sets_of_one_name_are_refused(place: Path, tmp_path: Path) -> None:
 
 
 def test_from_python_and_networks_with_a_transform_of_their_own(place: Path) -> None:
+    pytest.importorskip("cv2", reason="OpenCV is not installed")
     quick: dict[str, Any] = {"data": place / "data", "device": "cpu", "workers": 0, "no_cache": True, "quiet": True}
     named = excb.evaluate(place / "run", "robustness", corruptions=[*NAMES], severities=[1, 3], l2=[L2], **quick)
     assert named.main == "robustness_corrupted_top1"

@@ -13,7 +13,7 @@ from excb.images.decoding import BrokenImageError, open_image
 from excb.images.pixels import Pixels, notice_of
 
 from ...coco.annotations import CocoSet
-from ...coco.reading import LAYOUTS, SPLITS, place_of, read_coco
+from ...coco.reading import LAYOUTS, SPLITS, layout_place, read_coco
 from .masks import IGNORED, MaskLayout, Split
 
 BACKGROUND = "background"
@@ -98,7 +98,7 @@ class CocoMasks:
 
 
 def _open(root: Path, split: Split, *, parents: bool) -> CocoMasks:
-    place = place_of(root, _NAMES[split])
+    place = layout_place(root, _NAMES[split])
     if place is None:
         expected = " or ".join(file.format(_NAMES[split][0]) for file, _ in LAYOUTS)
         raise UserError(f"{root} has no {expected}")
@@ -112,7 +112,7 @@ LAYOUT = MaskLayout(
     name="coco",
     title="COCO's instance annotations: background and the categories",
     ignored="crowds",
-    matches=lambda root: place_of(root, _NAMES["train"]) is not None,
+    matches=lambda root: layout_place(root, _NAMES["train"]) is not None,
     open=lambda root, split: _open(root, split, parents=False),
 )
 SUPERCATEGORIES = MaskLayout(

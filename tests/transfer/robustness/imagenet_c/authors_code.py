@@ -73,7 +73,7 @@ def authors_functions() -> dict[str, Callable[..., Any]]:
 
 
 def _wand() -> dict[str, Any]:
-    """What they call of ImageMagick; without it, two of their functions do not work."""
+    """The part of ImageMagick that they call; without it, two of their functions do not work."""
     try:
         from wand.api import library
         from wand.image import Image as WandImage
