@@ -91,7 +91,7 @@ def test_linear_fits_a_regression_for_each_class(
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (("linear",), "images with a set of labels each need --protocol logreg"),
+        (("linear", "--protocol", "fast"), "images with a set of labels each need --protocol logreg"),
         (("linear", "--protocol", "logreg", "--lr", "1"), "logreg has no --lr"),
         (("linear", "--protocol", "logreg", "--select", "test"), "have no use for --select: held-out images choose"),
         (("linear", "--protocol", "logreg", "--C", "0"), "--C must be above 0"),
