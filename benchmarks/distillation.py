@@ -19,6 +19,7 @@ from typing import Any
 import excb
 from excb.cli import keep_freed_memory
 from excb.console import Reporter
+from excb.inference.estimate import Estimate
 from excb.pretrain.data.hub_stream import open_training
 from excb.pretrain.loop import run_training
 from excb.pretrain.overrides import apply, find_recipe
@@ -26,7 +27,6 @@ from excb.pretrain.recipe import Recipe
 from excb.pretrain.study.studies import SIMCLR
 
 PILOT, PILOT_SECONDS = 1000, 10.0  # seed of the runs that are timed, and how long the longer one takes
-T_95 = {2: 12.71, 3: 4.303, 4: 3.182, 5: 2.776}  # two-sided, by the number of seeds
 CONTRAST = ("method.contrast=2",)
 JITTER = ("views.jitter=0.8", "views.grey=0.2")
 ALONE = "distil.features=0"
@@ -177,8 +177,7 @@ def spread(values: list[float]) -> str:
     """Mean and half width of the 95 % interval of the mean (Student's t)."""
     if len(values) < 2:
         return f"{values[0]:.2f}"
-    half = T_95[len(values)] * statistics.stdev(values) / math.sqrt(len(values))
-    return f"{statistics.mean(values):.2f} ± {half:.2f} ({len(values)})"
+    return f"{statistics.mean(values):.2f} ± {Estimate.of_mean(values).margin():.2f} ({len(values)})"
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ from excb.errors import require
 from excb.images import depth
 from excb.images.decoding import BrokenImageError
 from excb.images.formats.plugins import HEIC, JXL, RAW
-from excb.images.pixels import ClippedImages, Pixels, Source, pixels_of
+from excb.images.pixels import EIGHT_BIT, ClippedImages, Pixels, Source, pixels_of
 from excb.images.subset import Subset
 
 # What decodes to 8 bits a channel whatever such a file holds, so that no header need be read.
@@ -168,6 +168,26 @@ def with_pixels(images: Any, pixels: Pixels) -> Any:
         return replace(images, images=with_pixels(images.images, pixels)) if "images" in names else images
     marks = {"clipped": ClippedImages(len(images))} if pixels.deep and "clipped" in names else {}
     return replace(images, pixels=pixels, **marks)
+
+
+def on_mapping(images: Any, pixels: Pixels, *, note: Note, ranges_of: str = "", refusal: str) -> Any:
+    """Further images on the mapping of a set that is open already.
+
+    Args:
+        images: as of `surveyed`.
+        pixels: the record of the set.
+        note: called with what the images are, where that is to be said.
+        ranges_of: of whom the range is, as `Survey.line` has it.
+        refusal: how the message ends where these images alone have more than 8 bits.
+
+    Raises:
+        UserError: no one mapping fits, or these images alone have more than 8 bits.
+    """
+    survey = surveyed(images, None if pixels == EIGHT_BIT else pixels)
+    require(not survey.deep or pixels.deep, f"{getattr(images, 'root', '')} has images of more than 8 bits{refusal}")
+    if line := survey.line(ranges_of):
+        note(line)
+    return with_pixels(images, pixels)
 
 
 def _possibly_deep(paths: Iterable[str]) -> list[int]:

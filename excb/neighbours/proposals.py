@@ -66,10 +66,7 @@ def propose_with_faiss(bank: UnitRows, wanted: int, queries: Tensor) -> Proposal
         values, places = backends.faiss_search(bank.approximate(tile), low, min(count, tile.stop - tile.start))
         best, order = torch.cat([best, values], 1).topk(min(count, tile.stop))
         rows = torch.cat([rows, places + tile.start], 1).gather(1, order)
-    rows, order = rows.sort()
-    floor = torch.nextafter(best[:, -1], torch.tensor(math.inf))  # rows of the same value may be left out
-    error = torch.full_like(queries[:, 0], float32_error(bank.width) + 2 * SINGLE)
-    return Proposal(rows, best.gather(1, order), floor, error, 0.0)
+    return _best_in_float32(best, rows, queries)
 
 
 def propose_from_all(bank: UnitRows, wanted: int, queries: Tensor) -> Proposal:
@@ -81,10 +78,14 @@ def propose_from_all(bank: UnitRows, wanted: int, queries: Tensor) -> Proposal:
     values = low.new_empty(len(low), len(bank))
     for tile in tiling.spans(len(bank), bank.width, 8 * tiling.BUDGET, queries.device):
         values[:, tile] = bank.products(low, tile)
-    best, rows = values.topk(count)
+    return _best_in_float32(*values.topk(count), queries)
+
+
+def _best_in_float32(best: Tensor, rows: Tensor, queries: Tensor) -> Proposal:
+    """The best similarities [Q, c] of float32, the highest first, and their rows, for queries [Q, D]."""
     rows, order = rows.sort()
     floor = torch.nextafter(best[:, -1], torch.full_like(best[:, -1], math.inf))  # equals may be left out
-    error = torch.full_like(queries[:, 0], float32_error(bank.width) + 2 * SINGLE)
+    error = torch.full_like(queries[:, 0], float32_error(queries.shape[1]) + 2 * SINGLE)
     return Proposal(rows, best.gather(1, order), floor, error, 0.0)
 
 

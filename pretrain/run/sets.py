@@ -9,14 +9,13 @@ from typing import Any
 
 import numpy as np
 
-from excb.errors import require
 from excb.images.image_set import CodedImages, Images, ImageSet
 from excb.images.opening import open_images
-from excb.images.pixels import EIGHT_BIT, Pixels
+from excb.images.pixels import Pixels
 from excb.images.scanning import scan_folder
 from excb.images.shards import Note, ShardImages, open_shards
 from excb.images.subset import Subset
-from excb.images.survey import surveyed, with_pixels
+from excb.images.survey import on_mapping, surveyed, with_pixels
 from excb.images.tars.places import holds_shards, is_shards
 from excb.remote import byte_ranges
 
@@ -94,20 +93,13 @@ def with_one_mapping(sets: ImageSets, known: Pixels | None, note: Note) -> Image
     Raises:
         UserError: no one mapping fits all images (`excb.images.survey.surveyed`).
     """
-    first = surveyed(sets.train, known)
-    pixels, surveys = first.pixels, [first]
-    if sets.held_out is not None:
-        surveys.append(surveyed(sets.held_out, None if pixels == EIGHT_BIT else pixels))
-    for survey, images in zip(surveys, (sets.train, sets.held_out), strict=False):
-        root = getattr(images, "root", "")
-        require(
-            not survey.deep or pixels.deep,
-            f"{root} has images of more than 8 bits, and the training images have none: {CONVERT}",
-        )
-        if line := survey.line():
-            note(line)
-    held_out = None if sets.held_out is None else with_pixels(sets.held_out, pixels)
-    return ImageSets(with_pixels(sets.train, pixels), held_out)
+    survey = surveyed(sets.train, known)
+    if line := survey.line():
+        note(line)
+    held_out, refusal = sets.held_out, f", and the training images have none: {CONVERT}"
+    if held_out is not None:
+        held_out = on_mapping(held_out, survey.pixels, note=note, refusal=refusal)
+    return ImageSets(with_pixels(sets.train, survey.pixels), held_out)
 
 
 def _part(data: str, name: str) -> str:

@@ -1,5 +1,6 @@
 """Runs on images of other than three channels: recipes, and a set of twelve bands from end to end."""
 
+import importlib
 import json
 from pathlib import Path
 from typing import Any
@@ -9,9 +10,9 @@ import pytest
 import torch
 
 import excb
-from excb.console import Reporter
 from excb.errors import UserError
 from excb.images.image_set import ImageSet
+from excb.images.subset import Subset
 from excb.networks.backbone import image_channels
 from excb.pretrain import overrides
 from excb.pretrain.channels import fit_channels
@@ -19,6 +20,10 @@ from excb.pretrain.loop import run_training
 from excb.pretrain.recipe import Recipe
 from excb.pretrain.recipes import RECIPES
 from excb.pretrain.train import changed_recipe
+from excb.transfer.protocols import PROTOCOLS
+from excb.transfer.task import Task
+from excb.zoo.export import export
+from tests.kept_notes import KeptNotes
 from tests.pretrain.banded import BANDS, PIXELS, band_images
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -88,17 +93,6 @@ SMALL: dict[str, dict[str, Any]] = {
 }
 
 
-class Notes(Reporter):
-    """Keeps notes."""
-
-    def __init__(self) -> None:
-        super().__init__(quiet=True)
-        self.lines: list[str] = []
-
-    def note(self, text: str) -> None:
-        self.lines.append(text)
-
-
 def small(name: str, *, init: str | None = None, **changes: dict[str, Any]) -> Recipe:
     sections = {section: SMALL.get(section, {}) | changes.get(section, {}) for section in {*SMALL, *changes}}
     return changed_recipe(name, init=init, **sections)  # type: ignore[arg-type, unused-ignore]
@@ -111,7 +105,7 @@ def bands(tmp_path_factory: pytest.TempPathFactory) -> ImageSet:
 
 @pytest.fixture(scope="module")
 def trained(bands: ImageSet, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[str]]:
-    out, notes = tmp_path_factory.mktemp("trained") / "run", Notes()
+    out, notes = tmp_path_factory.mktemp("trained") / "run", KeptNotes()
     assert run_training(small("conv4_tiny"), bands, out, notes, verdict=False) == 0
     return out, notes.lines
 
@@ -131,29 +125,56 @@ def test_a_run_takes_the_channels_of_its_images(bands: ImageSet, trained: tuple[
 
 
 def test_the_same_call_resumes(bands: ImageSet, trained: tuple[Path, list[str]]) -> None:
-    notes = Notes()
+    notes = KeptNotes()
     assert run_training(small("conv4_tiny"), bands, trained[0], notes, verdict=False) == 0
     assert any("the run is finished" in line for line in notes.lines)
     with pytest.raises(UserError, match=r"belongs to another run \(data.channels was None, now 12"):
         run_training(small("conv4_tiny", data={"channels": 12}), bands, trained[0], notes, verdict=False)
 
 
-def test_a_network_of_colours_is_adapted(bands: ImageSet, tmp_path: Path) -> None:
-    notes = Notes()
-    recipe = small("adapt", init="conv4_photos")
-    assert run_training(recipe, bands, tmp_path / "run", notes) == 0
-    assert any("its first layer, of 3 channels, is adapted to 12 as timm does" in line for line in notes.lines)
-    report = json.loads((tmp_path / "run" / "report.json").read_text())
+@pytest.fixture(scope="module")
+def adapted(bands: ImageSet, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[str]]:
+    out, notes = tmp_path_factory.mktemp("adapted") / "run", KeptNotes()
+    assert run_training(small("adapt", init="conv4_photos"), bands, out, notes) == 0
+    return out, notes.lines
+
+
+def test_a_network_of_colours_is_adapted(adapted: tuple[Path, list[str]]) -> None:
+    out, notes = adapted
+    assert any("its first layer, of 3 channels, is adapted to 12 as timm does" in line for line in notes)
+    report = json.loads((out / "report.json").read_text())
     assert {"pixels", "colour_histogram", "patches", "start"} <= report["verdict"]["references"].keys()
-    start = excb.load(tmp_path / "run" / "checkpoints" / "step-0.pt").network.get_parameter("blocks.0.0.weight")
+    start = excb.load(out / "checkpoints" / "step-0.pt").network.get_parameter("blocks.0.0.weight")
     theirs = excb.load("conv4_photos").network.get_parameter("blocks.0.0.weight")
     torch.testing.assert_close(start[:, 4], theirs[:, 1] * 3 / BANDS)
+
+
+def test_an_adapted_network_is_embedded_evaluated_and_exported(
+    bands: ImageSet, adapted: tuple[Path, list[str]], tmp_path: Path
+) -> None:
+    out, backbone = adapted[0], excb.load(adapted[0])
+    files = [bands.file(index) for index in range(4)]
+    rows = backbone.embed(files)
+    vectors = excb.embed(out, [str(file) for file in files], workers=0, quiet=True)
+    torch.testing.assert_close(torch.from_numpy(np.asarray(vectors.vectors)), rows, rtol=1e-4, atol=1e-5)
+    assert vectors.model["preprocessing"] == backbone.transform.to_dict()
+    even, odd = (Subset(bands, np.arange(first, len(bands), 2)) for first in (0, 1))
+    task, knn = Task.prepare(out, even, odd, device="cpu", batch=8, workers=0), PROTOCOLS["knn"]
+    result = knn.measure(task, knn.options(k=(3,)), KeptNotes()).result
+    assert result.checkpoint["preprocessing"]["pixels"] == PIXELS.to_dict()
+    assert excb.load(export(str(out), tmp_path / "exported")).transform == backbone.transform
+    for name in ("onnx", "onnxscript", "onnxruntime"):
+        pytest.importorskip(name, reason=f"{name}: not installed, so ONNX is not compared")
+    onnx = export(str(out), tmp_path / "network.onnx", format="onnx")
+    session = importlib.import_module("onnxruntime").InferenceSession(onnx, providers=["CPUExecutionProvider"])
+    (theirs,) = session.run(None, {"images": torch.stack([backbone.transform(file) for file in files]).numpy()})
+    torch.testing.assert_close(torch.from_numpy(theirs), rows, rtol=1e-3, atol=1e-4)
 
 
 def test_a_network_of_bands_continues_on_bands_alone(
     bands: ImageSet, trained: tuple[Path, list[str]], tmp_path: Path
 ) -> None:
-    notes = Notes()
+    notes = KeptNotes()
     recipe = small("adapt", init=str(trained[0]), adapt={"lora_rank": 0})
     assert run_training(recipe, bands, tmp_path / "run", notes, verdict=False) == 0
     assert excb.load(tmp_path / "run").transform.mean == excb.load(trained[0]).transform.mean
@@ -169,8 +190,8 @@ def test_a_teacher_of_colours_sees_the_chosen_channels(bands: ImageSet, tmp_path
     with pytest.raises(
         UserError, match=r"conv4_photos takes 3 channels, and the images have 12.*teacher_channels=2,1,0"
     ):
-        run_training(recipe, bands, tmp_path / "run", Notes())
+        run_training(recipe, bands, tmp_path / "run", KeptNotes())
     recipe = recipe.change(distil={"teacher_channels": (3, 2, 1)})
-    assert run_training(recipe, bands, tmp_path / "run", Notes()) == 0
+    assert run_training(recipe, bands, tmp_path / "run", KeptNotes()) == 0
     report = json.loads((tmp_path / "run" / "report.json").read_text())
     assert "conv4_photos" in report["verdict"]["references"]

@@ -7,7 +7,7 @@ from typing import Any
 from excb.errors import require
 from excb.images.image_set import AnyImages, Images
 from excb.images.pixels import EIGHT_BIT, Pixels, pixels_of
-from excb.images.survey import Survey, surveyed, with_pixels
+from excb.images.survey import Survey, on_mapping, surveyed, with_pixels
 from excb.networks.preprocessing import Preprocessing
 
 CLIPPED, UNUSED = 0.05, 0.25  # shares of images with values outside a range, and of a range, that contradict it
@@ -104,14 +104,10 @@ def like_the_others(images: Images, others: Images, *, note: Say) -> Images:
         UserError: they have more bits, and the others do not.
     """
     pixels = pixels_of(others)
-    survey = surveyed(images, None if pixels == EIGHT_BIT else pixels)
-    require(
-        not survey.deep or pixels.deep,
-        f"{images.root} has images of more than 8 bits and {others.root} has none: leave it out",
-    )
-    if line := survey.line("the train images' " if pixels.origin == "measured" else ""):
-        note(line)
-    return with_pixels(images, pixels) if pixels != EIGHT_BIT else images
+    ranges_of = "the train images' " if pixels.origin == "measured" else ""
+    refusal = f" and {others.root} has none: leave it out"
+    mapped: Images = on_mapping(images, pixels, note=note, ranges_of=ranges_of, refusal=refusal)
+    return mapped
 
 
 def _contradicts(survey: Survey) -> bool:

@@ -18,7 +18,6 @@ from excb.checkpoint.coverage import blueprint
 from excb.checkpoint.layouts import map_file
 from excb.checkpoint.stored import Stored
 from excb.checkpoint.timm_format import published_preprocessing
-from excb.console import Reporter
 from excb.hub import catalogue, loading, timm_models
 from excb.hub.catalogue import Checkpoint, find_with_hash
 from excb.hub.from_transformers.published import REPOSITORIES, published_at
@@ -37,6 +36,7 @@ from excb.networks.from_transformers.families import FAMILIES, PREFIX
 from excb.networks.preprocessing import Preprocessing
 from excb.remote.home import record_hash
 from tests.excb.hub.test_shelf import ORIGINALS, file
+from tests.kept_notes import KeptNotes
 
 ROWS = {row.name: row for row in catalogue.checkpoints(Path("no home of the zoo")) if row.locations}
 NAME, TAGGED = "dinov2_vits14", "vit_small_patch14_dinov2.lvd142m"
@@ -51,17 +51,6 @@ def zoo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A zoo of the test's own."""
     monkeypatch.setenv("EXCB_HOME", str(tmp_path / "zoo"))
     return tmp_path / "zoo"
-
-
-class Notes(Reporter):
-    """Keeps notes."""
-
-    def __init__(self) -> None:
-        super().__init__(quiet=True)
-        self.lines: list[str] = []
-
-    def note(self, text: str) -> None:
-        self.lines.append(text)
 
 
 def timms_names() -> dict[str, list[str]]:
@@ -265,7 +254,7 @@ def test_a_file_is_known_by_its_hash(tmp_path: Path, zoo: Path, monkeypatch: pyt
     record_hash(address, "0" * 64, 1)
     catalogue.add(replace(row, digest=f"sha256:{digest[:8]}"), zoo / "catalogue.toml")
     assert excb.load(weights).transform == prepared
-    notes = Notes()
+    notes = KeptNotes()
     imported = import_file(weights, "mine", reporter=notes)
     assert imported.stored.preprocessing == excb.load("mine").transform == prepared
     assert any("these are the weights of theirs" in line for line in notes.lines)
