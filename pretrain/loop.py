@@ -129,11 +129,12 @@ def _extended(recipe: Recipe, folder: RunFolder | None, epochs: int, reporter: R
     """The recipe of the run in the folder, with so many epochs more. Only rank 0 has the folder."""
     assert folder is not None
     longer = folder.extended(recipe, epochs)
-    optim, start = longer.optim, longer.optim.restarts[-1]
-    reporter.note(
-        f"epochs {start + 1} to {optim.epochs} extend the run, and all schedules begin anew: the learning rate warms "
-        f"up for {min(optim.warmup_epochs, optim.epochs - start):g} epochs, then falls on a cosine"
-    )
+    if longer.optim.restarts:  # none where the run had these epochs from the beginning
+        *_, start, end = longer.optim.marks
+        reporter.note(
+            f"epochs {start + 1} to {end} extend the run, and all schedules begin anew: the learning rate warms up for "
+            f"{min(longer.optim.warmup_epochs, end - start):g} epochs, then falls on a cosine"
+        )
     return longer
 
 

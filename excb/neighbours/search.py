@@ -67,8 +67,7 @@ class Search:
         """Functions that propose candidates, the fastest first; none where the candidates would be most of the bank."""
         if tiling.table_width(len(self.bank), self._wanted) >= len(self.bank):
             return []
-        few = queries <= tiling.FEW and queries * len(self.bank) <= tiling.CANDIDATES
-        if few and self.bank.plain:
+        if self.bank.plain and tiling.few_at_once(len(self.bank), queries):
             return [functools.partial(propose_from_all, self.bank, self._wanted)]
         if self.backend == "faiss":
             return [functools.partial(propose_with_faiss, self.bank, self._wanted)]

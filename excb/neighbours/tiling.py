@@ -48,6 +48,11 @@ def table_width(N: int, wanted: int, spread: int | None = None) -> int:
     return 2 * math.ceil(order * N / count) + SLACK
 
 
+def few_at_once(N: int, Q: int) -> bool:
+    """Whether the queries are so few that their similarities with all rows are kept at once."""
+    return Q <= FEW and Q * N <= CANDIDATES
+
+
 def queries_at_once(N: int, D: int, wanted: int) -> int:
     """Number of queries to search together, so that their candidates fit the table."""
     return max(1, CANDIDATES // max(D, min(N, table_width(N, wanted))))
@@ -55,7 +60,8 @@ def queries_at_once(N: int, D: int, wanted: int) -> int:
 
 def working_bytes(N: int, D: int, Q: int, k: int) -> int:
     """Upper estimate of a search's bytes besides the N rows, their norms, the Q queries and the answer."""
+    few = 4 * N * Q if few_at_once(N, Q) else 0
     width = min(N, table_width(N, k))
     together = min(Q, queries_at_once(N, D, k))
     table = together * (width * 12 + D * 16 + k * 16)
-    return table + 8 * max(BUDGET, D) * 12 + 8 * D * min(N, SAMPLE) + 4 * CANDIDATES
+    return table + 8 * max(BUDGET, D) * 12 + 8 * D * min(N, SAMPLE) + few

@@ -58,6 +58,12 @@ def test_a_finished_run_goes_on(run: Path, finished_run: Path) -> None:
     assert json.loads((run / "recipe.json").read_text())["recipe"]["optim"]["restarts"] == [EPOCHS, EPOCHS + 2]
 
 
+def test_a_run_that_had_these_epochs_from_the_beginning_stays_as_it_is(run: Path, finished_run: Path) -> None:
+    before = (run / "recipe.json").read_bytes()
+    assert extend(run, finished_run, 1, epochs=EPOCHS - 1).finished
+    assert (run / "recipe.json").read_bytes() == before
+
+
 def test_an_interrupted_extension_resumes_bit_exact(run: Path, finished_run: Path, tmp_path: Path) -> None:
     other = Path(shutil.copytree(finished_run, tmp_path / "other"))
     extend(run, finished_run, 1)
