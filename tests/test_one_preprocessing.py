@@ -20,21 +20,26 @@ import excb
 from excb.console import Reporter
 from excb.errors import UserError
 from excb.features.extraction import Extraction
+from excb.hub.catalogue import bundled_folder
 from excb.images.image_set import ImageSet
 from excb.images.pixels import Pixels
 from excb.images.scanning import scan_folder
 from excb.networks.features import Inputs
 from excb.networks.preprocessing import Preprocessing
+from excb.networks.rules import preprocessing_from
 from excb.pretrain.loop import run_training
 from excb.pretrain.overrides import from_dict
 from excb.pretrain.train import changed_recipe
+from excb.results.result import Result as Record
 from excb.transfer.task import require_colours
 from excb.zoo.export import export
+from tests.clone import ROOT
 from tests.excb.images.deep_files import BLUE, GREEN, RED, linear_profile
-from tests.run_files import TINY_RESNET, tiny_recipe, write_run
+from tests.run_files import TINY_RESNET, features, tiny_recipe, write_run
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
+OLD = ROOT / "tests" / "old_files"
 SIDE, CROP, TOP = 35, 32, 4000
 # No field has its usual value, but for those that have one value only.
 RECORD = Preprocessing(
@@ -47,6 +52,7 @@ RECORD = Preprocessing(
     "down",
     Pixels(3, (0.0,), (float(TOP),), "declared", "stored"),
 )
+QUICK: dict[str, Any] = {"workers": 0, "batch_size": 8, "quiet": True}
 RECIPE: dict[str, dict[str, Any]] = {
     "data": {"range": f"0..{TOP}"},
     "method": {"clusters": 4, "hidden": 8, "width": 4, "kmeans_samples": 8},
@@ -122,6 +128,13 @@ def watched() -> Iterator[Seen]:
         yield seen
 
 
+@pytest.fixture
+def seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Seen]:
+    monkeypatch.setenv("EXCB_CACHE", str(tmp_path / "cache"))  # where no features are kept yet
+    with watched() as images:
+        yield images
+
+
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Images, and a network that takes them as `RECORD` says."""
@@ -152,6 +165,26 @@ def test_the_record_is_the_one_by_hand(place: Path) -> None:
             other = replace(RECORD, **{name: getattr(Preprocessing(36, 34), name)})
             made = other(file)
             assert made.shape != (3, CROP, CROP) or not torch.allclose(made, by_hand(file)), name
+
+
+def test_older_files_mean_what_they_meant() -> None:
+    """Runs, recipes, results and exports without the newer fields are read, and written again as they were."""
+    exported = bundled_folder("tiny_grocery")
+    assert exported is not None
+    files = [*sorted((OLD / "results").glob("*.json")), exported / "config.json"]
+    contents = [json.loads(file.read_text(encoding="utf-8")) for file in files]
+    records = [values["checkpoint" if "checkpoint" in values else "excb"]["preprocessing"] for values in contents]
+    for values in records:
+        read = preprocessing_from(values)
+        assert (read.crop_mode, read.corner, read.pixels) == ("center", "nearest", Pixels())
+        assert read.to_dict() == values
+    assert excb.load(OLD / "finished").transform == preprocessing_from(records[0])
+    begun = json.loads((OLD / "stopped" / "recipe.json").read_text(encoding="utf-8"))["recipe"]
+    assert "data" not in begun
+    recipe = from_dict(begun)
+    assert recipe.views.preprocessing == preprocessing_from(records[0])
+    assert recipe.to_dict()["views"] == begun["views"]
+    assert "data" not in recipe.to_dict()
 
 
 def test_a_run_evaluates_as_its_start_and_stores_it(run: Path) -> None:
@@ -187,6 +220,32 @@ def test_onnx_says_it(run: Path, tmp_path: Path) -> None:
     files = sorted((run.parent / "data" / "test").rglob("*.*"))
     rows = session.run(["features"], {"images": torch.stack([stated(each) for each in files]).numpy()})[0]
     torch.testing.assert_close(torch.from_numpy(rows), excb.load(run).embed(files), rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("protocol", ["knn", "linear"])
+def test_evaluation_sees_it_and_says_it(run: Path, seen: Seen, tmp_path: Path, protocol: str) -> None:
+    result = excb.evaluate(run, protocol, data=str(run.parent / "data"), **QUICK)
+    assert seen.count() == 32
+    result.save(tmp_path / "result.json")
+    assert Record.read(tmp_path / "result.json").checkpoint["preprocessing"] == RECORD.to_dict()
+
+
+def test_embeddings_and_queries_see_it_and_say_it(run: Path, seen: Seen, tmp_path: Path) -> None:
+    data, backbone = run.parent / "data" / "test", excb.load(run)
+    made = excb.embed(run, data, **QUICK)
+    assert seen.count() == 16
+    expected = {path: features(backbone, by_hand(data / path)[None])[0].numpy() for path in scan_folder(data).paths}
+    for path, row in zip(made.paths, made.vectors, strict=True):
+        np.testing.assert_allclose(row, expected[path], rtol=1e-3, atol=1e-4)
+    loaded = excb.Embeddings.load(made.save(tmp_path / "vectors.npz"))
+    assert loaded.model["preprocessing"] == RECORD.to_dict()
+    embedder = excb.Embedder(run, device="cpu")
+    for path in ("a/profile0.png", "b/deep1.png", "a/turned1.jpg", "b/clear0.png"):
+        assert loaded.search(data / path, k=1)[0].path == path
+        np.testing.assert_allclose(backbone.embed(data / path)[0], expected[path], rtol=1e-3, atol=1e-4)
+        for column in (np.array([(data / path).read_bytes()], object), np.array([str(data / path)], object)):
+            vector = embedder({"bytes": column})["vector"][0]
+            np.testing.assert_allclose(vector, expected[path], rtol=1e-3, atol=1e-4)
 
 
 def test_every_field_enters_the_fingerprint_of_features(run: Path) -> None:
