@@ -177,7 +177,7 @@ def on_mapping(images: Any, pixels: Pixels, *, note: Note, ranges_of: str = "", 
         images: as of `surveyed`.
         pixels: the record of the set.
         note: called with what the images are, where that is to be said.
-        ranges_of: of whom the range is, as `Survey.line` has it.
+        ranges_of: whose range it is, as `Survey.line` has it.
         refusal: how the message ends where these images alone have more than 8 bits.
 
     Raises:
