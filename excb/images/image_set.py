@@ -141,6 +141,15 @@ def with_doubts(images: AnyImages, found: Ledger) -> AnyImages:
     return changed  # type: ignore[no-any-return]
 
 
+def stamp_of(*files: Path) -> str:
+    """Sizes and modification times of files; "none" if one is missing, which opening the image reports."""
+    try:
+        known = [file.stat() for file in files]
+    except (OSError, ValueError):  # ValueError: a zero byte in the name
+        return "none"
+    return " ".join(f"{status.st_size} {status.st_mtime_ns}" for status in known)
+
+
 def fingerprint_of(paths: Sequence[str], labels: np.ndarray | None) -> str:
     """A hash of paths and labels."""
     digest = hashlib.sha256("\n".join(paths).encode("utf-8", "surrogateescape"))
@@ -177,12 +186,8 @@ class ImageSet:
     source = file
 
     def stamp(self, index: int) -> str:
-        """The file's size and modification time; "none" if it is missing, which opening the image reports."""
-        try:
-            status = self.file(index).stat()
-        except (OSError, ValueError):  # ValueError: a zero byte in the name
-            return "none"
-        return f"{status.st_size} {status.st_mtime_ns}"
+        """See `stamp_of`."""
+        return stamp_of(self.file(index))
 
     def open(self, index: int) -> Any:
         """See `Images.open`."""

@@ -12,6 +12,7 @@ from PIL import Image
 
 from excb.errors import UserError
 from excb.images.decoding import BrokenImageError, open_image, stored_and_upright_size
+from excb.images.image_set import stamp_of
 from excb.images.pixels import EIGHT_BIT, ClippedImages, ClippedPart, Pixels, notice_of
 from excb.ledger import NOTHING, Ledger, LedgerEntry
 
@@ -163,11 +164,7 @@ class CocoSet:
 
     def stamp(self, index: int) -> str:
         """See `Images.stamp`; the fingerprint changes with the annotations."""
-        try:
-            status = self.file(index).stat()
-        except (OSError, ValueError):  # ValueError: a zero byte in the name
-            return "none"
-        return f"{status.st_size} {status.st_mtime_ns}"
+        return stamp_of(self.file(index))
 
     def file(self, index: int) -> Path:
         """Path of one image."""

@@ -131,7 +131,7 @@ def read_labels(file: Path, folder: Path) -> ImageLabels:
     if refused := [fault for fault in listing.faults if fault.kind.effect is Effect.REFUSED and fault.kind != NO_SIZE]:
         raise UserError(f"{file} with images in {folder} has {'; '.join(map(str, refused))}: {REPAIR}")
     names = tuple(str(entry["name"]) for entry in listing.categories.values())
-    return ImageLabels(found, names, _beside(folder, found.keys(), file))
+    return ImageLabels(found, names, files_beside(folder, found.keys(), file))
 
 
 def _require_tools() -> None:
@@ -206,13 +206,13 @@ def as_set(listing: Listing, read: Sequence[tuple[int, Annotation, int]], folder
         fingerprint,
         tuple(str(entry.get("supercategory") or entry["name"]) for entry in categories.values()),
         faults=tuple(listing.faults),
-        beside=_beside(folder, {image.file for image in images}, listing.source),
+        beside=files_beside(folder, {image.file for image in images}, listing.source),
         repaired=repaired_of(listing.contents),
     )
 
 
-def _beside(folder: Path, listed: Set[str], file: Path) -> Ledger:
-    """All that a folder holds beside the images of an annotation file."""
+def files_beside(folder: Path, listed: Set[str], file: Path) -> Ledger:
+    """All that a folder holds beside the images that an annotation file or a list names."""
     paths, ledger = find_images(folder)
     if not (rest := sorted(set(paths) - listed)):
         return ledger

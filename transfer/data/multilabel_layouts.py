@@ -9,10 +9,9 @@ from typing import Any
 
 from excb.errors import UserError, require
 from excb.files import json_text
-from excb.images.scanning import find_images
-from excb.ledger import NAMED, NOTHING, Ledger, LedgerEntry
+from excb.ledger import NOTHING, Ledger
 
-from ..coco.reading import SPLITS, layout_place, read_labels
+from ..coco.reading import SPLITS, files_beside, layout_place, read_labels
 from .named_sets import Split
 
 VOC_FOLDERS = ("VOCdevkit/VOC2007", "VOC2007", ".")  # the first is torchvision's
@@ -78,17 +77,9 @@ def lists(folder: Path, split: Split) -> Known | None:
     labels = _read_list(file)
     every = [_read_list(each) for parts in _HELD_OUT.values() for part in parts for each in _list_files(folder, part)]
     classes = sorted({name for one in every for own in one.values() for name in own})
-    return Known(file, folder / file.stem, labels, classes, _beside(folder / file.stem, labels, file))
-
-
-def _beside(folder: Path, labels: Mapping[str, Any], file: Path) -> Ledger:
-    """All that a folder holds beside the images of a list; of a folder that is missing, nothing."""
-    if not folder.is_dir():
-        return NOTHING
-    paths, ledger = find_images(folder)
-    if not (rest := sorted(set(paths) - labels.keys())):
-        return ledger
-    return ledger + Ledger((LedgerEntry(f"images that {file.name} does not list", len(rest), tuple(rest[:NAMED])),))
+    root = folder / file.stem
+    beside = files_beside(root, labels.keys(), file) if root.is_dir() else NOTHING
+    return Known(file, root, labels, classes, beside)
 
 
 def _list_files(folder: Path, part: str) -> list[Path]:

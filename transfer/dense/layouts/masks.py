@@ -14,7 +14,7 @@ from excb.console import plural
 from excb.errors import UserError
 from excb.files.regular import refuse_special
 from excb.images.decoding import DAMAGE, BrokenImageError, open_image, stored_and_upright_size
-from excb.images.image_set import Images
+from excb.images.image_set import Images, stamp_of
 from excb.images.pixels import EIGHT_BIT, ClippedImages, Pixels, notice_of
 from excb.images.scanning import scan_folder
 from excb.ledger import NOTHING, Ledger
@@ -85,11 +85,7 @@ class MaskFiles:
 
     def stamp(self, index: int) -> str:
         """Sizes and modification times of an image and its mask; "none" if one is missing."""
-        try:
-            both = [(self.root / path).stat() for path in (self.paths[index], self.masks[index])]
-        except (OSError, ValueError):  # ValueError: a zero byte in the name
-            return "none"
-        return " ".join(f"{status.st_size} {status.st_mtime_ns}" for status in both)
+        return stamp_of(self.file(index), self.root / self.masks[index])
 
     def file(self, index: int) -> Path:
         """The file of one image."""

@@ -13,7 +13,7 @@ from PIL import Image
 from excb.console import plural
 from excb.errors import UserError
 from excb.images.decoding import BrokenImageError, open_image
-from excb.images.image_set import Images
+from excb.images.image_set import Images, stamp_of
 from excb.images.pixels import EIGHT_BIT, ClippedImages, Pixels, notice_of
 
 Box = tuple[float, float, float, float]  # left, top, right, bottom in pixels of the upright image
@@ -52,11 +52,7 @@ class CroppedImages:
 
     def stamp(self, index: int) -> str:
         """See `Images.stamp`."""
-        try:
-            status = (self.root / self.paths[index]).stat()
-        except (OSError, ValueError):  # ValueError: a zero byte in the name
-            return "none"
-        return f"{status.st_size} {status.st_mtime_ns}"
+        return stamp_of(self.source(index))
 
     def source(self, index: int) -> Path:
         """The file of one image."""
