@@ -27,6 +27,7 @@ from excb.pretrain.recipe import Recipe
 from excb.pretrain.study.studies import SIMCLR
 
 PILOT, PILOT_SECONDS = 1000, 10.0  # seed of the runs that are timed, and how long the longer one takes
+MORE = 4  # its epochs at least: on a busy machine the difference of one and two may be next to nothing
 CONTRAST = ("method.contrast=2",)
 JITTER = ("views.jitter=0.8", "views.grey=0.2")
 ALONE = "distil.features=0"
@@ -126,10 +127,10 @@ def measure(args: argparse.Namespace, method: str, seed: int) -> None:
     if f"{key}/{seed}" in results["runs"]:
         return
     if key not in results["epochs"]:
-        _, first = run(args, method, PILOT, 1)  # computes a teacher's features, where they are missing
-        more = max(2, round(PILOT_SECONDS / first))
-        _, seconds = run(args, method, PILOT + 1, more)
+        run(args, method, PILOT, 1)  # computes a teacher's features, where they are missing
         _, start = run(args, method, PILOT + 2, 1)
+        more = max(MORE, round(PILOT_SECONDS / start))
+        _, seconds = run(args, method, PILOT + 1, more)
         each = (seconds - start) / (more - 1)
         results = note(args, "epochs", key, max(1, math.ceil(1 + (args.seconds - start) / each)))
     epochs = results["epochs"][key]
