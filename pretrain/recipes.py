@@ -243,6 +243,26 @@ def distil() -> Recipe:
     )
 
 
+def cifar10() -> Recipe:
+    """ResNet-18 with a stem for images of 32 pixels, on CIFAR-10 or a set like it: the field's small comparison.
+
+    Two views, without blur and solarization, as solo-learn trains on CIFAR-10. A cluster holds some 25 of its images.
+    """
+    return Recipe(name="cifar10").change(
+        model={"backbone": "resnet18_cifar", "options": {"zero_init_residual": False}},
+        method={
+            "clusters": 2048,
+            "projector_output_norm": True,
+            "sizes_momentum": 0.99,
+            "teacher_momentum": 0.99,
+        },
+        views=SHARP | {"local_views": 0, "global_size": 32, "eval_resize": 32, "eval_crop": 32},
+        optim={"epochs": 200, "batch": 256, "base_lr": 0.3, "warmup_epochs": 5.0},
+        monitor={"every_epochs": 20},
+        efficiency=AUTO_PRECISION,
+    )
+
+
 def rn10_tiny() -> Recipe:
     """A small ResNet at 32 pixels. It needs more epochs than `conv4_tiny` to learn as much."""
     return replace(conv4_tiny(), name="rn10_tiny").change(
@@ -277,6 +297,7 @@ RECIPES: dict[str, Callable[[], Recipe]] = {
     "photos": photos,
     "adapt": adapt,
     "distil": distil,
+    "cifar10": cifar10,
     "conv4_tiny": conv4_tiny,
     "rn10_tiny": rn10_tiny,
     **_paper_runs(),
@@ -317,6 +338,7 @@ _ABOUT = {
     "adapt": About("photographs of your own, from a trained backbone", "500 to 100,000", 10_000, 73.9),
     "distil": About("a small network taught by a large one, on your photographs", "1,000 to 100,000", 10_000, 0.0992),
     "rn18_small": About("photographs of your own, with a ResNet-18", "1,000 to 100,000", 10_000, 2.79),
+    "cifar10": About("CIFAR-10 and sets like it, on a GPU", "10,000 or more of 32 px", 50_000, 0.0),
     "conv4_tiny": About("comparing methods (study)", "1,000 to 10,000 tiny ones", 2_640, 0.0572),
     "rn10_tiny": About("comparing methods on a ResNet", "1,000 to 10,000 tiny ones", 2_640, 0.0859),
 }

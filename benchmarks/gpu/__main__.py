@@ -36,6 +36,7 @@ def _main(argv: Sequence[str], parts: Sequence[Part]) -> int:
     add("--out", type=local_path, required=True, metavar="DIR", help="figures, logs and images; the same in every call")
     add("--minutes", type=float, default=9.0, help="how long this call may take (default: 9)")
     add("--data", type=Path, metavar="DIR", help="images in a sub-folder for each class (default: made on the spot)")
+    add("--only", nargs="+", default=[], metavar="NAME", help="run these parts, and leave the others for later calls")
     add("--again", nargs="+", default=[], metavar="NAME", help="parts to run once more; `failed` is all that failed")
     add("--commit", default="", help="of the code, where git does not know it")
     add("--device", choices=("cuda", "cpu"), default="cuda", help="default: cuda")
@@ -46,9 +47,10 @@ def _main(argv: Sequence[str], parts: Sequence[Part]) -> int:
     require(options.device == "cuda" or options.tiny, "--device cpu is for trying the command: add --tiny")
     _check_data(options.data)
     names = [part.name for part in parts]
-    for name in options.again:
+    for name in (*options.only, *options.again):
         known = f"the parts are {', '.join(names)}"
-        require(name in (*names, FAILED), f"no part is called {name!r}{nearest_name(name, names)}; {known}")
+        right = name in names or (name == FAILED and name in options.again)
+        require(right, f"no part is called {name!r}{nearest_name(name, names)}; {known}")
     places = Places(options.out.absolute(), options.data and options.data.absolute(), options.device)
     call = Call(
         parts,
@@ -57,6 +59,7 @@ def _main(argv: Sequence[str], parts: Sequence[Part]) -> int:
         minutes=options.minutes,
         patience=options.patience,
         again=frozenset(options.again),
+        only=frozenset(options.only),
         commit=options.commit,
     )
     return run_call(call, f"{PROGRAM} {shlex.join(_repeated(argv))}")
@@ -71,10 +74,10 @@ def _check_data(data: Path | None) -> None:
 
 
 def _repeated(argv: Sequence[str]) -> list[str]:
-    """The words to call again with: all but `--again` and its names."""
+    """The words to call again with: all but `--again`, `--only` and their names."""
     words, dropping = [], False
     for word in argv:
-        dropping = word == "--again" or (dropping and not word.startswith("-"))
+        dropping = word in ("--again", "--only") or (dropping and not word.startswith("-"))
         if not dropping:
             words.append(word)
     return words

@@ -32,6 +32,7 @@ class Call:
     minutes: float  # how long it may take
     patience: float  # times its guessed seconds that a part may take
     again: frozenset[str] = frozenset()  # parts to run once more, by name or all that failed
+    only: frozenset[str] = frozenset()  # parts that may run in this call; none named: all
     commit: str = ""  # of the code, where git does not know it
     start: float = field(default_factory=time.monotonic)
 
@@ -107,7 +108,7 @@ class _Work:
         self._say(self._overview())
         for number, part in enumerate(self.call.parts, start=1):
             outcome = self.record.of(part.name)
-            if outcome.state not in LEFT:
+            if outcome.state not in LEFT or (self.call.only and part.name not in self.call.only):
                 continue
             left, needed = self.call.left, part.seconds - (outcome.seconds if part.continues else 0)
             if left <= 0 or (begun and needed > left):

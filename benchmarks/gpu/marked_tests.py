@@ -8,9 +8,11 @@ after each of them, and those that it holds are not run again.
 
 import argparse
 import json
+import os
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -92,14 +94,18 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", type=Path, required=True, metavar="FILE", help="how the tests ended")
     parser.add_argument("--files", nargs="+", help="of tests (default: all that name the marker)")
+    parser.add_argument("--jobs", type=int, default=max(1, len(os.sched_getaffinity(0)) // 3), help="files at a time")
     parser.add_argument("--only", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.only:
         return run_file(options.only, options.json)
     figures: dict[str, Any] = read_figures(options.json) or {"files": {}}
-    for file in options.files or marked_files():
-        if file not in figures["files"]:
-            figures["files"][file] = outcomes_of(file, options.json.with_suffix(".part"))
+    left = [file for file in options.files or marked_files() if file not in figures["files"]]
+    parts = [options.json.with_suffix(f".part{number}") for number in range(len(left))]
+    with ThreadPoolExecutor(options.jobs) as pool:
+        futures = {pool.submit(outcomes_of, file, part): file for file, part in zip(left, parts, strict=True)}
+        for future in as_completed(futures):
+            figures["files"][futures[future]] = future.result()
             write_text(json.dumps(figures, indent=2) + "\n", options.json)
     failed = {name: why for file in figures["files"].values() for name, why in file["failed"].items()}
     for name, why in failed.items():

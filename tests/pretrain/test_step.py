@@ -23,6 +23,7 @@ from excb.pretrain.overrides import apply, find_recipe
 from excb.pretrain.precision import resolved
 from excb.pretrain.step import BufferSnapshot, NotFiniteError, Trainer
 from excb.seeding import generator
+from tests.cuda_waits import no_waiting_for_a_gpu
 from tests.pretrain.small_runs import OVERRIDES
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -352,12 +353,8 @@ def test_a_step_does_not_wait_for_a_gpu(network: tuple[str, ...]) -> None:
     for number in (0, 1):
         one.step(batch_of(one, number), number)
     batch = batch_of(one, 2).pin_memory()
-    torch.cuda.synchronize()
-    torch.cuda.set_sync_debug_mode("error")
-    try:
+    with no_waiting_for_a_gpu():
         one.step(batch, 2)
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
 
 
 @pytest.mark.gpu
