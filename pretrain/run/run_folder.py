@@ -297,11 +297,12 @@ def _refuse_others(text: str | bytes, recipe: Recipe, data: dict[str, Any], plac
         old_images, old_root, old_fingerprint = (old_data[name] for name in ("images", "root", "fingerprint"))
         if not isinstance(old_fingerprint, str):
             raise TypeError("the fingerprint is not text")
+        more, restarts = old_recipe["optim"]["epochs"] - recipe.optim.epochs, tuple(old_recipe["optim"]["restarts"])
     except (ValueError, KeyError, TypeError, AttributeError):
         raise UserError(_damaged(place)) from None
-    new_recipe, more = completed(recipe.to_dict()), old_recipe["optim"]["epochs"] - recipe.optim.epochs
+    new_recipe = completed(recipe.to_dict())
     others = changes(old_recipe, new_recipe, resumable_changes=(*RESUMABLE_CHANGES, *LENGTH))
-    if not others and not extends and recipe.optim.restarts != tuple(old_recipe["optim"]["restarts"]) and more > 0:
+    if not others and not extends and recipe.optim.restarts != restarts and more > 0:
         raise UserError(f"the run in {place} was extended by {more} epochs: repeat the command with --extend {more}")
     require_same_run(
         place,

@@ -59,9 +59,7 @@ def result(
 
 def linear(name: str, top1: float, *, plan: str = "resnet", **changes: Any) -> Result:
     """A result of a linear protocol on ImageNet: one head."""
-    from dataclasses import asdict
-
-    settings = asdict(PROTOCOLS[plan]) | {"chosen": {"lr": 0.3}, "seed": 0}
+    settings = PROTOCOLS[plan].settings() | {"chosen": {"lr": 0.3}, "seed": 0}
     settings |= changes.pop("settings", {})
     given = {"protocol": f"linear_{plan}", "settings": settings, "name": name, "data": IMAGENET} | changes
     return result({"linear_top1": top1, "linear_top5": 90.0}, **given)

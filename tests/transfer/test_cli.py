@@ -129,6 +129,7 @@ def test_schema_of_the_file(place: Path, tmp_path: Path) -> None:
         "created",
         "environment",
         "intervals",
+        "inference",
         "per_class",
         "notes",
         "predictions",

@@ -83,8 +83,8 @@ def test_a_mistake_in_many_processes_is_told_once(place: Path, capfd: pytest.Cap
 DRY_RUNS = {
     ("knn", "--k", "5", "--backend", "torch"): "5 neighbours of each test image among the train images, by torch",
     ("retrieval", "--gallery", "test"): "rankings of the test images for each test image",
-    ("linear",): "50 heads on these features for 30 epochs",
-    ("linear", "--protocol", "logreg", "--C", "1", "2"): "logistic regressions on these features: 2",
+    ("linear", "--protocol", "fast"): "50 heads on these features for 30 epochs",
+    ("linear", "--protocol", "logreg", "--C", "1", "2"): "logistic regressions on these features: 3",  # and the refit
     ("linear", "--protocol", "resnet"): (
         "1 head for 100 epochs, each of 33 new crops of the train images through the network; none of it is cached"
     ),
@@ -109,7 +109,7 @@ DRY_RUNS = {
         (("knn", "--temperature", "0"), "--temperature must be above 0"),
         (("linear", "--lr", "-1"), "--lr must be above 0"),
         (("linear", "--protocol", "fats"), "did you mean 'fast'"),
-        (("linear", "--C", "1"), "--C is of logreg"),
+        (("linear", "--protocol", "fast", "--C", "1"), "--C is of logreg"),
         (("linear", "--protocol", "logreg", "--C", "0"), "--C must be above 0"),
         (("linear", "--protocol", "vit"), "only ViTs have class tokens"),
         (("semisup", "--percent", "10", "--split-file", "{names}"), "1 of 1 names"),

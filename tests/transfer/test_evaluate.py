@@ -276,7 +276,7 @@ def test_what_was_left_out_or_doubted_stays_with_the_result(place: Path, tmp_pat
     result = excb.evaluate(place / "run", "knn", data=tmp_path / "data", k=[3], **QUICK)
     assert result.record.ledger.lines()[:2] == [
         "left out of train: 1 .mp4",
-        "test: 1 of 22 images are among the train images too, such as bee/copy.png = bee/0.png: their figures say "
+        "test: 1 of 22 images is among the train images too, such as bee/copy.png = bee/0.png: figures on copies say "
         "nothing about new images",
     ]
     assert "left out of train: 1 .mp4" in repr(result)

@@ -106,10 +106,10 @@ def test_raw_pixels_are_one_row_where_images_are_prepared_alike() -> None:
         "raw pixels": {FIGURE: 9.0},
     }
     assert list(references(comparison(beside("a", 9.0), beside("b", 8.0)))) == [
-        "whitened patches with k-means",
-        "colour histogram",
         "a, raw pixels",
         "b, raw pixels",
+        "colour histogram",
+        "whitened patches with k-means",
     ]
 
 
