@@ -24,6 +24,12 @@ except ImportError:  # the extra `fast`
 UPRIGHT = 1  # of EXIF's orientations
 _END, _TRAILER = b"\xff\xd9", 256  # the marker that ends a JPEG, and how many bytes from the end it is looked for
 
+_START, _MARK, _SCAN = b"\xff\xd8", 0xFF, 0xDA
+_CODING = {0xC4, 0xDB, 0xDD, 0xE0, 0xFE}  # tables, restarts, JFIF and comments
+_FRAMES = {0xC0, 0xC1, 0xC2}  # coded by Huffman's method, baseline to progressive
+_COMPONENTS = {b"\1", b"\1\2\3"}  # grey, and colours as JFIF numbers them
+_HEADER = 2**16  # bytes in which a header without EXIF data and profiles ends
+
 Decoder = Literal["auto", "simplejpeg", "torchvision", "pillow"]
 Decode = Callable[[bytes, tuple[int, int], int], np.ndarray | None]  # file, width and height, divisor of both
 
@@ -104,6 +110,10 @@ def _plain(source: Source) -> tuple[bytes, tuple[int, int]] | None:
         refuse_special(source)
         with Path(source).open("rb") as stream:
             return _plain(stream)
+    coded = source.read(_HEADER)
+    if (size := plain_size(coded)) is not None:
+        return coded + source.read(), size
+    source.seek(0)
     with warnings.catch_warnings(action="ignore"), Image.open(source) as image:
         # Not subclasses, such as stereo cameras' files. So far Pillow has read no more than the header.
         plain = type(image) is JpegImageFile and image.mode in ("RGB", "L")
@@ -113,6 +123,37 @@ def _plain(source: Source) -> tuple[bytes, tuple[int, int]] | None:
             return None
         source.seek(0)
         return source.read(), image.size
+
+
+def plain_size(header: bytes) -> tuple[int, int] | None:
+    """Width and height of a JPEG whose header says no more than how it is coded; None for any other.
+
+    Such a file has neither EXIF data nor a colour profile, so there is nothing for Pillow to read, which takes a third
+    of the time of an image of 32 pixels.
+
+    Args:
+        header: a file's first bytes, up to its first scan.
+    """
+    if header[:2] != _START:
+        return None
+    place, size = 2, None
+    while place + 4 <= len(header):
+        mark, kind = header[place], header[place + 1]
+        length = int.from_bytes(header[place + 2 : place + 4], "big")
+        if mark != _MARK or (kind not in _CODING and kind not in _FRAMES and kind != _SCAN):
+            return None
+        if kind == _SCAN:
+            return size
+        if kind in _FRAMES:
+            frame = header[place + 4 : place + 2 + length]
+            if size is not None or len(frame) < 6 or frame[0] != 8 or frame[6::3] not in _COMPONENTS:
+                return None
+            height, width = int.from_bytes(frame[1:3], "big"), int.from_bytes(frame[3:5], "big")
+            if not 0 < width * height <= (Image.MAX_IMAGE_PIXELS or 0):
+                return None
+            size = width, height
+        place += 2 + length
+    return None
 
 
 def _decoders(decoder: Decoder) -> list[Decode]:

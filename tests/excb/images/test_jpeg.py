@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from PIL import Image
+from PIL import ExifTags, Image, ImageCms
 
 from excb.errors import UserError
 from excb.images import jpeg
@@ -186,3 +186,27 @@ def test_workers_do_not_import_torchvision() -> None:
     code = "import sys, excb.pretrain.data.loader; sys.exit('torchvision' in sys.modules)"
     # A new interpreter: what it imports is tested.
     subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True)
+
+
+def test_a_header_without_exif_and_profile_needs_no_pillow() -> None:
+    every: tuple[dict[str, object], ...] = (
+        {},
+        {"quality": 100},
+        {"progressive": True},
+        {"comment": b"of a cat"},
+        {"subsampling": 2},
+    )
+    for changes in every:
+        assert jpeg.plain_size(coded(picture(), **changes)) == (97, 65)
+        assert jpeg.plain_size(coded(picture().convert("L"), **changes)) == (97, 65)
+    exif = Image.Exif()
+    exif[ExifTags.Base.Orientation] = 6
+    profile = ImageCms.ImageCmsProfile(ImageCms.createProfile("sRGB")).tobytes()
+    more: tuple[dict[str, object], ...] = ({"exif": exif}, {"icc_profile": profile}, {"keep_rgb": True})
+    for changes in more:
+        assert jpeg.plain_size(coded(picture(), **changes)) is None
+    assert jpeg.plain_size(coded(picture().convert("CMYK"))) is None
+    plain = coded(picture())
+    scan = plain.index(b"\xff\xda")
+    assert all(jpeg.plain_size(plain[:end]) is None for end in range(scan))
+    assert jpeg.plain_size(plain[: scan + 4]) == (97, 65)
