@@ -87,6 +87,12 @@ class DenseOptions(ProtocolOptions):
         None, "upsampling of predictions (default: bilinear)", group=_MAPS
     )
 
+    matching: Literal["none", "hungarian"] = option(
+        "none",
+        "hungarian: also mIoU after predicted classes are matched to true ones, as open-hummingbird reports it",
+        group=_MAPS,
+    )
+
     @property
     def resolved(self) -> DenseSettings:
         """The settings: as given, else as the named ones have them, else the defaults."""

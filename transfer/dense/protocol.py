@@ -11,6 +11,7 @@ from torch import Tensor
 from excb.console import Reporter
 from excb.distributed.collectives import rank
 from excb.inference.basis import JACKKNIFE, stated
+from excb.inference.estimate import Estimate
 from excb.networks.backbone import weights_hash
 from excb.references.guessing import MAJORITY
 from excb.results.result import Result, interval_text
@@ -23,7 +24,7 @@ from .heads.memory import Memory, choose_patches
 from .heads.recipes import LINEAR, LOGISTIC, HeadName
 from .options import DenseOptions
 from .patches.labels import PatchLabels
-from .patches.metrics import MEASURES, Areas, area_spread, figure_name
+from .patches.metrics import MATCHED_MEASURES, MEASURES, Areas, area_spread, figure_name, matched
 from .pictures import spread
 from .segmentation import QUERIES, segment
 from .setup import DenseTask
@@ -41,7 +42,8 @@ def measure(task: DenseTask, options: DenseOptions, reporter: Reporter) -> Measu
 
     Returns:
         Figures `dense_HEAD_miou` and `dense_HEAD_pixel_accuracy` in percent, of k-NN with parts of the train images
-        `dense_knn_miou_1of8`, means over seeds; and the areas that they were made of.
+        `dense_knn_miou_1of8`, means over seeds, and with matching `dense_HEAD_miou_hungarian`; and the areas that
+        they were made of.
 
     Raises:
         UserError: an image or mask cannot be used, or a setting is out of range.
@@ -61,6 +63,17 @@ def figures_of(areas: dict[str, list[Areas]]) -> dict[str, float]:
         for run, seeds in areas.items()
         for measure in MEASURES
     }
+
+
+def _spreads(areas: dict[str, list[Areas]]) -> dict[str, Estimate]:
+    """The spread of every figure, as shares of 1; where predicted classes were matched, also that of matched ones."""
+    spreads = {}
+    for run, seeds in areas.items():
+        spreads |= {figure_name(run, measure): area_spread(seeds, measure) for measure in MEASURES}
+        if all(each.confusions is not None for each in seeds):
+            relabelled = [matched(each) for each in seeds]
+            spreads |= {figure_name(run, name): area_spread(relabelled, name) for name in MATCHED_MEASURES}
+    return spreads
 
 
 def _measure(
@@ -88,6 +101,7 @@ def _measure(
                         classify,
                         task.scoring,
                         keep=shown if part == 1 and seed == options.seeds[0] else (),
+                        confusions=options.matching == "hungarian",
                         progress=bar.advance,
                     )
                 measured.areas[run].append(areas)
@@ -164,9 +178,8 @@ def _result(
         for name, value in majority.items()
         if figures[name] < value
     ]
-    spreads = {
-        figure_name(run, measure): area_spread(seeds, measure) for run, seeds in areas.items() for measure in MEASURES
-    }
+    spreads = _spreads(areas)
+    figures |= {name: round(100 * spread.value, 4) for name, spread in spreads.items() if name not in figures}
     intervals = {name: ends for name, spread in spreads.items() if (ends := spread.interval()) is not None}
     return Result(
         protocol="dense",
@@ -193,7 +206,9 @@ def settings_of(task: DenseTask, options: DenseOptions) -> dict[str, Any]:
         "logreg": {"recipe": how.logistic} | _values(LOGISTIC[how.logistic]),
     }
     seeds = list(dict.fromkeys(options.seeds))
-    return task.settings | {"memory": options.memory, "seeds": seeds} | {head: own[head] for head in how.heads}
+    matching = {} if options.matching == "none" else {"matching": options.matching}
+    shared = task.settings | {"memory": options.memory, "seeds": seeds} | matching
+    return shared | {head: own[head] for head in how.heads}
 
 
 def _values(recipe: Any) -> dict[str, Any]:

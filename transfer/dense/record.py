@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from ..task import Task
     from .setup import DenseTask
 
-_FIGURE = re.compile(r"dense_(knn|linear|logreg)_(miou|pixel_accuracy)(?:_1of(\d+))?")
-_METRICS = {"miou": "mIoU", "pixel_accuracy": "pixel accuracy"}
+_FIGURE = re.compile(r"dense_(knn|linear|logreg)_(miou|miou_hungarian|pixel_accuracy)(?:_1of(\d+))?")
+_METRICS = {"miou": "mIoU", "miou_hungarian": "mIoU, matched", "pixel_accuracy": "pixel accuracy"}
 _HEADS = ("knn", "linear", "logreg")
 _OF_LABELLED = ("preprocessing", "train", "test")  # what results on other images than these do not depend on
 

@@ -5,7 +5,7 @@ Letters: C classes, h x w patches of a view.
 
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -17,7 +17,7 @@ from excb.distributed.collectives import all_succeed, gather_objects, rank, worl
 from .layouts.masks import IGNORED
 from .patches.features import Grid, Patches
 from .patches.geometry import Box
-from .patches.metrics import Areas, areas_of, stacked
+from .patches.metrics import Areas, areas_of, confusion_of, stacked
 from .patches.views import Views
 
 QUERIES = 2**18  # most patches that are classified at once
@@ -69,6 +69,14 @@ def predicted(scores: Tensor, boxes: Sequence[Box], height: int, width: int, ups
     return classes
 
 
+class _Scored(NamedTuple):
+    """One image: its areas, [3, C], and where they are asked for its predicted mask and confusions."""
+
+    areas: np.ndarray
+    mask: np.ndarray | None
+    confusion: np.ndarray | None
+
+
 def segment(
     views: Views,
     patches: Patches,
@@ -77,6 +85,7 @@ def segment(
     scoring: Scoring,
     *,
     keep: Collection[int] = (),
+    confusions: bool = False,
     progress: Callable[[int], None] = lambda _images: None,
 ) -> tuple[Areas, dict[int, np.ndarray]]:
     """Predict all masks of a set; all ranks call this.
@@ -88,6 +97,7 @@ def segment(
         classify: patches [Q, D] -> scores [Q, C]; all ranks call it together.
         scoring: where predictions are compared with masks.
         keep: images whose predicted masks are returned.
+        confusions: whether the areas hold what was predicted as what.
         progress: called with numbers of images.
 
     Returns:
@@ -96,27 +106,28 @@ def segment(
     Raises:
         UserError: a mask cannot be used.
     """
-    found: dict[int, tuple[np.ndarray, np.ndarray | None]] = {}
+    found: dict[int, _Scored] = {}
     for block in _blocks(views, grid.patches):
         first, last = views.of(block.start).start, views.of(block.stop - 1).stop
         scores = classify(torch.cat([patches.view(view) for view in range(first, last)]))
         maps = scores.view(last - first, grid.height, grid.width, -1).permute(0, 3, 1, 2)
 
-        def mine(
-            block: range = block, first: int = first, maps: Tensor = maps
-        ) -> dict[int, tuple[np.ndarray, np.ndarray | None]]:
+        def mine(block: range = block, first: int = first, maps: Tensor = maps) -> dict[int, _Scored]:
             own = {}
             for image in block[rank() :: world_size()]:
                 numbers = views.of(image)
                 mask, true = _masks(views, image, maps[numbers.start - first : numbers.stop - first], scoring)
-                own[image] = areas_of(mask, true, maps.shape[1]), mask if image in keep else None
+                pairs = confusion_of(mask, true, maps.shape[1]) if confusions else None
+                own[image] = _Scored(areas_of(mask, true, maps.shape[1]), mask if image in keep else None, pairs)
             return own
 
         for part in gather_objects(all_succeed(mine)):
             found |= part
         progress(len(block))
-    masks = {image: mask for image, (_, mask) in sorted(found.items()) if mask is not None}
-    return stacked([found[image][0] for image in range(len(views.images))]), masks
+    scored = [found[image] for image in range(len(views.images))]
+    masks = {image: one.mask for image, one in enumerate(scored) if one.mask is not None}
+    pairs = [one.confusion for one in scored if one.confusion is not None]
+    return stacked([one.areas for one in scored], pairs or None), masks
 
 
 def _masks(views: Views, image: int, maps: Tensor, scoring: Scoring) -> tuple[np.ndarray, np.ndarray]:

@@ -169,6 +169,15 @@ def test_every_setting_that_changes_figures_is_in_the_hash(place: Path) -> None:
     assert measured(place).result.protocol_hash == hashes[0]
 
 
+def test_matching_adds_a_figure_and_changes_no_other(place: Path) -> None:
+    plain, matched = (measured(place, matching=matching).result for matching in ("none", "hungarian"))
+    assert plain.figures.items() < matched.figures.items()
+    assert set(matched.figures) - set(plain.figures) == {"dense_knn_miou_hungarian"}
+    assert matched.figures["dense_knn_miou_hungarian"] > 0
+    assert "matching" not in plain.settings
+    assert matched.settings["matching"] == "hungarian"
+
+
 def test_strides_are_those_of_the_network(place: Path) -> None:
     assert (task(place).grid.stride, task(place).grid.height) == (32, 2)
     assert (task(place, stride=8).grid.stride, task(place, stride=8).grid.height) == (8, 8)

@@ -21,6 +21,8 @@ class Areas:
     right: np.ndarray  # predicted as their true class
     predicted: np.ndarray  # predicted as the class
     true: np.ndarray  # of the class
+    # What was predicted as what in every image, [pairs, 3] int64 each (see `confusion_of`); only where asked for.
+    confusions: Sequence[np.ndarray] | None = None
 
     def iou(self) -> np.ndarray:
         """Intersection over union of every class, all images together, [C] float64; NaN of a class without a pixel."""
@@ -39,6 +41,13 @@ class Areas:
 MEASURES: dict[str, Callable[[np.ndarray, np.ndarray, np.ndarray], np.ndarray]] = {
     "miou": lambda right, predicted, true: _mean(_iou(right, predicted, true)),
     "pixel_accuracy": lambda right, _predicted, true: _quotient(right.sum(-1), true.sum(-1)),
+}
+
+
+# mIoU once predicted classes are matched to true ones: over all classes, so one without a pixel has an IoU of 0.
+HUNGARIAN = "miou_hungarian"
+MATCHED_MEASURES: dict[str, Callable[[np.ndarray, np.ndarray, np.ndarray], np.ndarray]] = {
+    HUNGARIAN: lambda right, predicted, true: np.nan_to_num(_iou(right, predicted, true)).mean(-1),
 }
 
 
@@ -65,9 +74,45 @@ def areas_of(predicted: np.ndarray, true: np.ndarray, classes: int) -> np.ndarra
     return np.stack([np.bincount(kind, minlength=classes) for kind in kinds])
 
 
-def stacked(images: Sequence[np.ndarray]) -> Areas:
+def confusion_of(predicted: np.ndarray, true: np.ndarray, classes: int) -> np.ndarray:
+    """What was predicted as what in one image, given as in `areas_of`.
+
+    Returns:
+        [pairs, 3] int64: true class, predicted class and pixels, of the pairs that occur.
+    """
+    counted = (true != IGNORED) & (predicted != IGNORED)
+    pairs, pixels = np.unique(true[counted].astype(np.int64) * classes + predicted[counted], return_counts=True)
+    return np.stack([pairs // classes, pairs % classes, pixels], axis=1)
+
+
+def stacked(images: Sequence[np.ndarray], confusions: Sequence[np.ndarray] | None = None) -> Areas:
     """The areas of all images, of [3, C] each."""
-    return Areas(*np.stack(images).transpose(1, 0, 2))
+    return Areas(*np.stack(images).transpose(1, 0, 2), confusions)
+
+
+def matched(areas: Areas) -> Areas:
+    """The areas once each predicted class counts as the true class it is matched to, one to one.
+
+    The matching (Kuhn, 1955) has the largest sum of IoUs over all images; `PredsmIoU` of
+    github.com/vpariza/open-hummingbird-eval at 5e79da2 has it for predicted classes that are clusters.
+
+    Args:
+        areas: with confusions.
+    """
+    from scipy.optimize import linear_sum_assignment
+
+    assert areas.confusions is not None
+    images, classes = areas.true.shape
+    whole = np.zeros((classes, classes), np.int64)
+    for pairs in areas.confusions:
+        whole[pairs[:, 0], pairs[:, 1]] += pairs[:, 2]
+    iou = np.nan_to_num(_iou(whole, whole.sum(0)[None], whole.sum(1)[:, None]))
+    _, of = linear_sum_assignment(iou, maximize=True)  # the predicted class of every true one
+    right = np.zeros((images, classes), np.int64)
+    for image, pairs in enumerate(areas.confusions):
+        true, _, pixels = pairs[of[pairs[:, 0]] == pairs[:, 1]].T
+        right[image, true] = pixels
+    return Areas(right, areas.predicted[:, of], areas.true)
 
 
 def area_spread(runs: Sequence[Areas], measure: str) -> Estimate:
@@ -77,7 +122,7 @@ def area_spread(runs: Sequence[Areas], measure: str) -> Estimate:
 
     Args:
         runs: of the same images, such as those of several seeds.
-        measure: one of `MEASURES`.
+        measure: one of `MEASURES`, or of matched areas one of `MATCHED_MEASURES`.
     """
     return jackknife(*_with_and_without(runs, measure))
 
@@ -90,7 +135,7 @@ def area_difference(first: Sequence[Areas], second: Sequence[Areas], measure: st
 
 def _with_and_without(runs: Sequence[Areas], measure: str) -> tuple[float, np.ndarray]:
     """A measure's mean over runs, and without each image, [N]."""
-    value, without = MEASURES[measure], []
+    value, without = (MEASURES | MATCHED_MEASURES)[measure], []
     for run in runs:
         parts = run.right, run.predicted, run.true
         without.append(value(*(part.sum(0) - part for part in parts)))

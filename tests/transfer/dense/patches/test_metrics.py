@@ -1,12 +1,23 @@
 """Tests of segmentation metrics: by hand, and against a loop over pixels and scikit-learn."""
 
+import itertools
 import math
 
 import numpy as np
 import pytest
 from sklearn.metrics import jaccard_score
 
-from excb.transfer.dense.patches.metrics import MEASURES, Areas, area_difference, area_spread, areas_of, stacked
+from excb.transfer.dense.patches.metrics import (
+    HUNGARIAN,
+    MEASURES,
+    Areas,
+    area_difference,
+    area_spread,
+    areas_of,
+    confusion_of,
+    matched,
+    stacked,
+)
 
 VOID = -1
 
@@ -76,3 +87,35 @@ def test_classes_that_only_one_image_has_do_not_count_without_it() -> None:
     # Class 1 is in the first image only, and right there: without that image the mean is of class 0 alone.
     images = [areas_of(np.array([0, 1]), np.array([0, 1]), 2)] + 29 * [areas_of(np.array([0]), np.array([0]), 2)]
     assert area_spread([stacked(images)], "miou").interval() == (100, 100)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_matched_classes_have_the_best_of_all_matchings(seed: int) -> None:
+    """Oracle: every permutation of the predicted classes, scored as if it had been predicted."""
+    random = np.random.default_rng(seed)
+    shuffled, images = random.permutation(5), []
+    for _ in range(31):
+        true = random.integers(-1, 4, (6, 8))  # of class 4 there is no pixel
+        mostly = np.where(random.random(true.shape) < 0.6, shuffled[true], random.integers(0, 5, true.shape))
+        images.append((np.where(random.random(true.shape) < 0.05, VOID, mostly), true))
+    areas = stacked([areas_of(*image, 5) for image in images], [confusion_of(*image, 5) for image in images])
+    best = matched(areas)
+
+    def relabelled(order: tuple[int, ...]) -> Areas:
+        names = np.array([*order, VOID])
+        return stacked([areas_of(names[predicted], true, 5) for predicted, true in images])
+
+    every = [relabelled(order) for order in itertools.permutations(range(5))]
+    oracle = max(every, key=lambda one: np.nansum(one.iou()))
+    assert area_spread([best], HUNGARIAN).value == pytest.approx(np.nansum(oracle.iou()) / 5)
+    assert area_spread([best], HUNGARIAN).interval() is not None
+    assert (best.true == areas.true).all()
+    assert best.predicted.sum() == areas.predicted.sum()
+    assert best.right.sum() == oracle.right.sum()
+    assert best.right.sum() > areas.right.sum()
+
+
+def test_what_was_predicted_as_what() -> None:
+    true, predicted = np.array([[0, 1, 1, VOID]]), np.array([[2, 1, 1, 0]])
+    assert confusion_of(predicted, true, 3).tolist() == [[0, 2, 1], [1, 1, 2]]
+    assert confusion_of(predicted[:, 3:], true[:, 3:], 3).shape == (0, 3)
