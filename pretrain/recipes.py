@@ -247,14 +247,17 @@ def cifar10() -> Recipe:
     """ResNet-18 with a stem for images of 32 pixels, on CIFAR-10 or a set like it: the field's small comparison.
 
     Two views, without blur and solarization, as solo-learn trains on CIFAR-10. A cluster holds some 25 of its images.
+    With cluster sizes averaged over fewer batches (a momentum of 0.99) whole batches moved from cluster to cluster.
+    After 30 epochs, 72.0 % k-NN and 75.7 % logistic regression; without contrast 64.0 and 71.4 (docs/claims.md).
     """
     return Recipe(name="cifar10").change(
         model={"backbone": "resnet18_cifar", "options": {"zero_init_residual": False}},
         method={
             "clusters": 2048,
             "projector_output_norm": True,
-            "sizes_momentum": 0.99,
+            "sizes_momentum": 0.999,
             "teacher_momentum": 0.99,
+            "contrast": 1.0,
         },
         views=SHARP | {"local_views": 0, "global_size": 32, "eval_resize": 32, "eval_crop": 32},
         optim={"epochs": 200, "batch": 256, "base_lr": 0.3, "warmup_epochs": 5.0},
@@ -338,7 +341,7 @@ _ABOUT = {
     "adapt": About("photographs of your own, from a trained backbone", "500 to 100,000", 10_000, 73.9),
     "distil": About("a small network taught by a large one, on your photographs", "1,000 to 100,000", 10_000, 0.0992),
     "rn18_small": About("photographs of your own, with a ResNet-18", "1,000 to 100,000", 10_000, 2.79),
-    "cifar10": About("CIFAR-10 and sets like it, on a GPU", "10,000 or more of 32 px", 50_000, 0.0),
+    "cifar10": About("CIFAR-10 and sets like it, on a GPU", "10,000 or more of 32 px", 50_000, 9.0),
     "conv4_tiny": About("comparing methods (study)", "1,000 to 10,000 tiny ones", 2_640, 0.0572),
     "rn10_tiny": About("comparing methods on a ResNet", "1,000 to 10,000 tiny ones", 2_640, 0.0859),
 }

@@ -73,7 +73,17 @@ def test_a_loss_backend_that_needs_another_precision_is_one_line(monkeypatch: py
 
 
 def test_recipes_of_ours_are_automatic_and_the_papers_are_not() -> None:
-    ours = {"quickstart", "rn18_small", "photos_small", "photos", "adapt", "distil", "conv4_tiny", "rn10_tiny"}
+    ours = {
+        "quickstart",
+        "rn18_small",
+        "photos_small",
+        "photos",
+        "adapt",
+        "distil",
+        "cifar10",
+        "conv4_tiny",
+        "rn10_tiny",
+    }
     assert {name for name, make in RECIPES.items() if make().efficiency.precision == "auto"} == ours
     assert {make().efficiency.precision for name, make in RECIPES.items() if name not in ours} == {"fp32"}
 
