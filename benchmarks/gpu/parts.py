@@ -83,7 +83,7 @@ PARTS = (
     Part(
         "images",
         "images of noise, photographs' size, and a set in COCO's format",
-        30,
+        5,
         "-m benchmarks.gpu.images {own} --json {figures}",
         results.images,
         tiny="--photos 8 --classes 2 --coco 3",
@@ -93,7 +93,7 @@ PARTS = (
     Part(
         "tests",
         "tests marked `gpu`",
-        240,
+        120,
         "-m benchmarks.gpu.marked_tests --json {figures}",
         results.tests,
         tiny="--files tests/pretrain/data/test_prefetch.py",
@@ -103,7 +103,7 @@ PARTS = (
     Part(
         "loss_head",
         "loss head, forward and backward: 256 images, 2 + 6 views, K = 65,536, D = 256",
-        90,
+        30,
         "-m benchmarks.loss_head --device {device} --batch 256 --turns 10 --json {figures}",
         results.loss_head,
         tiny="--batch 2 --clusters 256 --width 16 --turns 1",
@@ -111,7 +111,7 @@ PARTS = (
     Part(
         "whole_step_rn50",
         "whole step of `rn50_100ep`, ours against a plain one, alone and with a loader",
-        180,
+        190,
         "-m benchmarks.whole_step --recipes rn50_100ep --data {images} --workers {workers} --device {device} "
         "--json {figures}",
         results.whole_step,
@@ -120,7 +120,7 @@ PARTS = (
     Part(
         "whole_step_vits16",
         "whole step of `vits16_300ep`, likewise",
-        180,
+        190,
         "-m benchmarks.whole_step --recipes vits16_300ep --data {images} --workers {workers} --device {device} "
         "model.drop_path=0 --json {figures}",
         results.whole_step,
@@ -138,7 +138,7 @@ PARTS = (
     Part(
         "memory_vits16",
         "memory of `vits16_300ep`'s step, likewise",
-        120,
+        65,
         "-m benchmarks.step_memory --recipes vits16_300ep --images 64 128 256 --device {device} --json {figures}",
         results.memory,
         results.memory_table,
@@ -147,8 +147,8 @@ PARTS = (
     Part(
         "extraction",
         "features of images by a ResNet-50: `excb-eval`'s reading and network against torchvision's loader",
-        90,
-        "-m benchmarks.extraction --device {device} --data {images} --images 2048 --batch 256 --workers {workers} "
+        60,
+        "-m benchmarks.extraction --device {device} --data {images} --images 2048 --batch 32 --workers {workers} "
         "--turns 2 --json {figures}",
         results.extraction,
         tiny="--arch resnet18 --images 4 --batch 2 --workers 0 --turns 1",
@@ -156,7 +156,7 @@ PARTS = (
     Part(
         "decoding",
         "JPEGs decoded by nvJPEG in batches, against one core's decoders",
-        40,
+        25,
         "-m benchmarks.jpeg_decoding --device {device} --data {images} --images 512 --turns 3 --json {figures}",
         results.decoding,
         tiny="--images 4 --turns 1",
