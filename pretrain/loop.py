@@ -32,6 +32,7 @@ from .figures import curves
 from .initialise import adopted, start_centroids
 from .precision import resolved
 from .recipe import Recipe
+from .rules import breaches_on
 from .run.journal import Journal
 from .run.monitor import MeasurementStoppedError
 from .run.profiling import StepProfile
@@ -185,7 +186,9 @@ class TrainingLoop:
         finished = (progress.step >= steps or progress.ended is not None) and not self.statistics.complete
         if finished:
             self.reporter.note(f"the run is finished: {progress.step} steps{self._why_ended()}")
-        elif progress.step:
+        elif not progress.step:
+            run_on_rank0(self._warn_of_breaches)
+        else:
             self.reporter.note(f"resuming from step {progress.step} (epoch {self.state.epochs_done:.2f})")
         with StopRequest(second=second) as stop, self._watched():
             asked = (
@@ -199,6 +202,11 @@ class TrainingLoop:
                 )
             self._wait_for_mirror()  # a first signal that arrives meanwhile does not interrupt it
         return stop.exit_code if asked else 0
+
+    def _warn_of_breaches(self) -> None:
+        """Say which values do not suit each other or the images, before any time is spent."""
+        for breach in breaches_on(self.recipe, self.state.images):
+            self.reporter.warn(breach.line)
 
     @contextmanager
     def _watched(self) -> Iterator[None]:

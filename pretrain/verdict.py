@@ -10,6 +10,7 @@ from excb.console import Reporter
 from excb.references import patches
 
 from .recipe import Recipe
+from .rules import A_CLUSTER, SHORT, clusters_for, too_many_clusters
 from .run.gain import SOURCE, TARGET, Adapted, Gain, in_points
 from .run.taught import BATCH, BesideTeacher, NetworkCost, cost_rows
 
@@ -38,8 +39,6 @@ FAILED = {  # alarms that mean, while they are active, that the run has failed w
 UNCLEAR = 5.0  # points; with a wider margin there are too few images to say that nothing was learned
 RISING = 1.0  # points in the last quarter of the run that count as a curve that still rises, if no chance
 FALLING = 0.02  # the same of the loss, relative
-SHORT = 1500  # steps; the recipes for small sets take about as many
-A_CLUSTER = 20  # images that it should hold (docs/is-my-run-normal.md)
 FEW = 5000  # images
 
 
@@ -347,10 +346,9 @@ def _alarms(run: RunFigures) -> Iterator[str]:
 
 def _advice(run: RunFigures, learned: bool | None) -> Iterator[str]:
     recipe, poor = run.recipe, not learned
-    suggested = 2 ** max(2, round(math.log2(run.images / A_CLUSTER))) if run.images > A_CLUSTER else 4
-    if poor and recipe.method.clustering and recipe.method.clusters > 2 * suggested:
+    if poor and too_many_clusters(recipe, run.images):
         yield (
-            f"fewer clusters: method.clusters={suggested}, some {A_CLUSTER} images each (now "
+            f"fewer clusters: method.clusters={clusters_for(run.images)}, some {A_CLUSTER} images each (now "
             f"{recipe.method.clusters:,}, {run.images / recipe.method.clusters:.2g} images each)"
         )
     if (run.adapted is None or run.adapted.ended is None) and (longer := _longer(run, poor=poor)):

@@ -17,6 +17,7 @@ from ..data.broken_files import MAX_SHARE
 from ..distil.teachers import Teacher
 from ..plan import frozen_teachers
 from ..recipe import Recipe
+from ..rules import RULES, breaches_on
 from ..run.remote_mirror import RunLocation
 from ..run.run_folder import facts_of_images, refuse_other_run
 from .accelerator import check_accelerator
@@ -87,6 +88,14 @@ class Check:
     not_after: tuple[str, ...] = ()
 
 
+def _rules(subject: CheckedMachine) -> list[Finding]:
+    """The table of rules: values of the recipe against each other and the images."""
+    found = breaches_on(subject.recipe, subject.images)
+    if not found:
+        return [Finding("rules", "ok", f"none of {len(RULES)} is broken by these values and images")]
+    return [Finding(f"rule: {each.rule}", each.severity, each.found, each.fix) for each in found]
+
+
 def _shared_memory(subject: CheckedMachine) -> list[Finding]:
     batch = batch_bytes(subject.recipe, subject.processes)
     return [check_shared_memory(batch, subject.workers, subject.recipe.efficiency.prefetch, subject.processes)]
@@ -111,6 +120,7 @@ CHECKS = (  # quick ones first
     Check(lambda s: [check_open_files(s.workers, s.recipe.efficiency.prefetch)]),
     Check(lambda s: check_folder(s.place.folder, s.refuse_folder)),
     Check(lambda s: [check_store(s.place.url)] if s.place.url is not None else []),
+    Check(_rules, needs_recipe=True),
     Check(_shared_memory, needs_recipe=True),
     Check(lambda s: check_teachers(s.recipe, len(s.images), lambda: s.teachers), needs_recipe=True),
     Check(_space, needs_recipe=True, not_after=("run folder", LOADED)),

@@ -6,31 +6,28 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
 import torch
 
 from excb.console import duration, plural
 from excb.distributed.machine import usable_cores
 from excb.errors import require
-from excb.images.decoding import BrokenImageError
 from excb.images.image_set import CodedImages
 
 from .. import overrides
 from ..precision import resolved
 from ..recipe import Recipe
+from ..rules import A_CLUSTER, clusters_for, median_side
 from .flops import count
 from .memory import step_memory
 from .speed import measure_step
 from .trace import Trace, trace_step
 
-LOOKED_AT = 64  # images whose size is read
 FEWEST = 32  # images that a run can be proposed for
 FEW = 1_000  # images, below which features of another set are a better start
 LARGE = 20_000  # images, from which a ResNet-50 on a GPU is worth its time
 LARGEST = 500_000  # images, from which the paper's recipe is
 LARGE_SIDE = 160  # pixels that their views need
 SMALL, MEDIUM, PAPER = "photos_small", "photos", "rn50_100ep"
-IMAGES_IN_CLUSTER = 10  # as the small recipe was measured
 COPIES = {SMALL: 256, MEDIUM: 640}  # shorter side of copies that views of these recipes lose nothing by
 MUCH_LARGER = 3  # times these sides, from which decoding takes longer than training
 STEPS, MOST_STEPS = 4_000, 16_000  # of a run, and of one that has hours to spare
@@ -93,7 +90,7 @@ def choose_recipe(
         f"{images.root} holds {plural(number, 'image')}, too few to learn from: collect some thousand, or use a "
         "trained network (`excb-zoo list`)",
     )
-    side = _median_side(images)
+    side = _side_of(images)
     processes = max(1, torch.cuda.device_count() if gpus is None else gpus) if device.type == "cuda" else 1
     where = f"{processes} x {torch.cuda.get_device_name(device)}" if device.type == "cuda" else _cores()
     reasons = [f"{number:,} images, their shorter side {side} pixels (median); {where}"]
@@ -137,16 +134,12 @@ def _cores() -> str:
     return f"no GPU, {plural(cores, 'CPU core')}"
 
 
-def _median_side(images: CodedImages) -> int:
-    """Of some images, strided over the set."""
-    sides = []
-    for index in range(0, len(images), max(1, len(images) // LOOKED_AT)):
-        try:
-            sides.append(min(np.shape(images.open(index))[:2]))
-        except BrokenImageError:
-            continue
-    require(bool(sides), f"none of the images looked at in {images.root} can be read: see `excb-pretrain doctor`")
-    return int(sorted(sides)[len(sides) // 2])
+def _side_of(images: CodedImages) -> int:
+    """The median shorter side of some images in pixels."""
+    side = median_side(images)
+    require(side is not None, f"none of the images looked at in {images.root} can be read: see `excb-pretrain doctor`")
+    assert side is not None
+    return side
 
 
 def _small(number: int, side: int, device: torch.device, reasons: list[str]) -> tuple[str, list[str]]:
@@ -156,10 +149,8 @@ def _small(number: int, side: int, device: torch.device, reasons: list[str]) -> 
     reasons.append(f"recipe {SMALL}, for one machine: a ResNet-50 is worth its time from {needs}")
     batch = min(256 if on_gpu and number >= 20_000 else 64, 2 ** int(math.log2(number / 4)))
     reasons.append(f"batch {batch}: at least four steps in an epoch, and 64 to 256 if there are enough images")
-    clusters = min(max(16, 2 ** round(math.log2(number / IMAGES_IN_CLUSTER))), 4096)
-    reasons.append(
-        f"{clusters} clusters: about {round(number / clusters)} images in each (a larger K leaves clusters empty)"
-    )
+    clusters = clusters_for(number)
+    reasons.append(f"{clusters} clusters: about {A_CLUSTER} images in each (with a larger K, clusters stay empty)")
     size = 64 if side >= 96 else max(32, side // 2 // 16 * 16)
     evaluated = min(max(size, side // 8 * 8), size * 5 // 4)
     reasons.append(f"views of {size} pixels, evaluated at {evaluated}: images are {side} pixels")
@@ -180,7 +171,7 @@ def _large(number: int, device: torch.device, processes: int, reasons: list[str]
         reasons.append("recipe rn50: enough images for the paper's ResNet-50")
     else:
         name = MEDIUM
-        clusters = min(2 ** round(math.log2(number / (2 * IMAGES_IN_CLUSTER))), 8192)
+        clusters = min(clusters_for(number), 8192)
         values.append(f"method.clusters={clusters}")
         reasons.append(
             f"recipe {MEDIUM}: a ResNet-50 with clusters and contrast, {clusters:,} clusters; not measured yet"

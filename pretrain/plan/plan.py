@@ -20,6 +20,7 @@ from ..channels import fit_channels
 from ..distil.teachers import Teacher
 from ..precision import resolved
 from ..recipe import Recipe
+from ..rules import breaches_on
 from . import frozen_teachers
 from .devices import Gpu
 from .flops import Counts, communication, count
@@ -104,6 +105,7 @@ def plan_run(
     report["teachers"] = frozen_teachers.teachers_report(settled, frozen, _size(images))
     report["measured"] = measure_run(recipe, report, images, _device(recipe, measure=measure), frozen)
     report["estimate"] = None if gpu is None else fit_to_gpu(settled, report, gpu)
+    report["rules"] = [] if images is None else [breach.to_dict() for breach in breaches_on(settled, images)]
     return report | {"precision_asked": recipe.efficiency.precision}
 
 

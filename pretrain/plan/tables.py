@@ -23,6 +23,8 @@ def print_plan(report: Report, reporter: Reporter) -> None:
         f"{report['batch']:,} images per step, {share:,} in a micro-batch of a process\n"
         f"{report['steps']:,} steps with {report['set']:,} images{whose}\n"
     )
+    for breach in report["rules"]:
+        reporter.answer(f"{breach['severity']}: {breach['found']}: {breach['fix']}")
     _print_networks(report, reporter)
     if report["teachers"] is not None:
         _print_teachers(report, reporter)

@@ -59,7 +59,7 @@ def test_it_follows_the_number_of_images(images: Path) -> None:
     small, usual, many = (values(number, images) for number in (100, 2_640, 50_000))
     assert small["optim.batch"] == "16"
     assert "optim.batch" not in usual  # the recipe's 64
-    assert (small["method.clusters"], usual.get("method.clusters"), many["method.clusters"]) == ("16", None, "4096")
+    assert (small["method.clusters"], usual.get("method.clusters"), many["method.clusters"]) == ("4", "128", "2048")
     assert int(small["optim.epochs"]) > int(usual["optim.epochs"]) > int(many["optim.epochs"]) == 10
     assert small["views.global_size"] == "32"  # images of 36 pixels
 
@@ -127,9 +127,9 @@ def test_a_trained_network_is_named_beside_the_proposal(images: Path) -> None:
 
 
 def test_large_photographs_are_to_be_copied_first(images: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(choice, "_median_side", lambda _: 767)
+    monkeypatch.setattr(choice, "_side_of", lambda _: 767)
     assert not any("shrink" in reason for reason in choose_recipe(scan_folder(images), "my photos", CPU).reasons)
-    monkeypatch.setattr(choice, "_median_side", lambda _: 768)
+    monkeypatch.setattr(choice, "_side_of", lambda _: 768)
     (advice,) = (
         reason for reason in choose_recipe(scan_folder(images), "my photos", CPU).reasons if "shrink" in reason
     )
