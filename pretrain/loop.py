@@ -32,12 +32,12 @@ from .figures import curves
 from .initialise import adopted, start_centroids
 from .precision import resolved
 from .recipe import Recipe
-from .rules import breaches_on
 from .run.journal import Journal
 from .run.monitor import MeasurementStoppedError
 from .run.profiling import StepProfile
 from .run.progress import run_report, sum_up
 from .run.remote_mirror import RunLocation
+from .run.rules import breaches_on
 from .run.run_folder import RunFolder
 from .run.watch_process import WatchProcess
 from .step import NotFiniteError
@@ -173,6 +173,7 @@ class TrainingLoop:
         teachers: Mapping[str, Backbone] | None = None,
     ) -> None:
         self.recipe, self.folder, self.reporter, self._table = recipe, folder, reporter, table
+        self._images = images
         self.state = start(recipe, images, folder, reporter, device, given=teachers)
         self.trainer, self.feed = self.state.trainer, self.state.feed
         self.statistics, self.progress = self.state.statistics, self.state.progress
@@ -205,7 +206,7 @@ class TrainingLoop:
 
     def _warn_of_breaches(self) -> None:
         """Say which values do not suit each other or the images, before any time is spent."""
-        for breach in breaches_on(self.recipe, self.state.images):
+        for breach in breaches_on(self.recipe, self._images):
             self.reporter.warn(breach.line)
 
     @contextmanager

@@ -10,8 +10,8 @@ from excb.console import Reporter
 from excb.references import patches
 
 from .recipe import Recipe
-from .rules import A_CLUSTER, SHORT, clusters_for, too_many_clusters
 from .run.gain import SOURCE, TARGET, Adapted, Gain, in_points
+from .run.rules import A_CLUSTER, SHORT, clusters_for, too_many_clusters
 from .run.taught import BATCH, BesideTeacher, NetworkCost, cost_rows
 
 RUN, START, GUESSING, TWIN = "run", "start", "guessing", "untrained"

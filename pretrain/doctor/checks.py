@@ -17,8 +17,8 @@ from ..data.broken_files import MAX_SHARE
 from ..distil.teachers import Teacher
 from ..plan import frozen_teachers
 from ..recipe import Recipe
-from ..rules import RULES, breaches_on
 from ..run.remote_mirror import RunLocation
+from ..run.rules import RULES, breaches_on
 from ..run.run_folder import facts_of_images, refuse_other_run
 from .accelerator import check_accelerator
 from .files import check_files

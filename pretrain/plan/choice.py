@@ -16,7 +16,7 @@ from excb.images.image_set import CodedImages
 from .. import overrides
 from ..precision import resolved
 from ..recipe import Recipe
-from ..rules import A_CLUSTER, clusters_for, median_side
+from ..run.rules import A_CLUSTER, clusters_for, median_side
 from .flops import count
 from .memory import step_memory
 from .speed import measure_step

@@ -20,7 +20,7 @@ from ..channels import fit_channels
 from ..distil.teachers import Teacher
 from ..precision import resolved
 from ..recipe import Recipe
-from ..rules import breaches_on
+from ..run.rules import breaches_on
 from . import frozen_teachers
 from .devices import Gpu
 from .flops import Counts, communication, count

@@ -15,8 +15,8 @@ from excb.console import plural
 from excb.images.decoding import BrokenImageError
 from excb.images.image_set import CodedImages
 
-from .data.stream_images import StreamImages
-from .recipe import Recipe
+from ..data.stream_images import StreamImages
+from ..recipe import Recipe
 
 A_CLUSTER = 20  # images that it should hold
 SHORT = 1_500  # steps; the recipes for small sets take about as many
@@ -58,7 +58,7 @@ class Breach:
 
 
 @dataclass(frozen=True)
-class Rule:
+class RecipeRule:
     """One rule."""
 
     name: str
@@ -79,7 +79,7 @@ def median_side(images: CodedImages) -> int | None:
 
 def clusters_for(images: int) -> int:
     """The number of clusters for a set, a power of two."""
-    return 2 ** max(2, round(math.log2(max(1, images) / A_CLUSTER)))
+    return int(2 ** max(2, round(math.log2(max(1, images) / A_CLUSTER))))
 
 
 def too_many_clusters(recipe: Recipe, images: int) -> bool:
@@ -170,16 +170,16 @@ def _views(recipe: Recipe, facts: SetFacts) -> Breach | None:
 
 
 RULES = (
-    Rule(
+    RecipeRule(
         "clusters",
         "docs/claims.md: 10 to 83 images a cluster are level on groceries, 10 and 40 on CIFAR-10",
         _clusters,
     ),
-    Rule("warm-up", "arithmetic: the cosine begins after the warm-up", _warmup),
-    Rule("fixed centroids", "arithmetic", _frozen_centroids),
-    Rule("release", "arithmetic", _release),
-    Rule("teacher", "arithmetic: an average over m steps is of the start until about that many are done", _teacher),
-    Rule("views", "arithmetic: an enlarged view costs the square of its side", _views),
+    RecipeRule("warm-up", "arithmetic: the cosine begins after the warm-up", _warmup),
+    RecipeRule("fixed centroids", "arithmetic", _frozen_centroids),
+    RecipeRule("release", "arithmetic", _release),
+    RecipeRule("teacher", "arithmetic: an average over m steps is of the start until some m are done", _teacher),
+    RecipeRule("views", "arithmetic: an enlarged view costs the square of its side", _views),
 )
 
 

@@ -11,7 +11,7 @@ from excb.pretrain.__main__ import main
 from excb.pretrain.overrides import apply, find_recipe
 from excb.pretrain.recipe import Recipe
 from excb.pretrain.recipes import RECIPES, about
-from excb.pretrain.rules import RULES, SetFacts, breaches, clusters_for, median_side
+from excb.pretrain.run.rules import RULES, SetFacts, breaches, clusters_for, median_side
 from tests.clone import ROOT
 from tests.pretrain.small_runs import write_images
 
