@@ -27,7 +27,7 @@ LOOKED_AT = 64  # images whose size is read
 
 @dataclass(frozen=True)
 class SetFacts:
-    """What rules need to know of the images."""
+    """The facts of a set that rules depend on."""
 
     images: int  # their number
     side: int | None = None  # the median of their shorter sides in pixels; None where it is not known

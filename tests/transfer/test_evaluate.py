@@ -284,6 +284,31 @@ def test_what_was_left_out_or_doubted_stays_with_the_result(place: Path, tmp_pat
     assert Record.read(file).ledger == result.record.ledger
 
 
+@pytest.mark.parametrize(
+    ("protocol", "options"),
+    [
+        ("linear", {}),
+        ("linear", {"protocol": "fast", "epochs": 1}),
+        ("retrieval", {}),
+        ("layers", {}),
+        ("robustness", {"corruptions": ["brightness"], "severities": [1]}),
+        ("finetune", {"epochs": 1}),
+    ],
+)
+def test_every_protocol_of_classes_keeps_the_same_ledger(
+    place: Path, tmp_path: Path, protocol: str, options: dict[str, Any]
+) -> None:
+    shutil.copytree(place / "data", tmp_path / "data")
+    shutil.copy(tmp_path / "data" / "train" / "bee" / "0.png", tmp_path / "data" / "test" / "bee" / "copy.png")
+    (tmp_path / "data" / "train" / "bee" / "clip.mp4").write_bytes(b"video")
+    found = [
+        excb.evaluate(place / "run", name, data=tmp_path / "data", **QUICK, **given).record.ledger.lines()[:2]
+        for name, given in (("knn", {"k": [3]}), (protocol, options))
+    ]
+    assert found[1] == found[0]
+    assert len(found[0]) == 2
+
+
 def test_features_that_are_not_finite_are_doubted(place: Path) -> None:
     class Damaged(Network):
         def forward(self, images: Tensor) -> Tensor:
