@@ -79,7 +79,7 @@ def _dry_run(options: argparse.Namespace, recipe: Recipe) -> int:
         _, recipe = extended(recipe, stored_recipe(place.folder), place, options.extend)
     check_run(recipe, images)
     recipe = adopted(recipe, reporter.note)
-    report = plan_run(recipe, options.gpus, images, measure=False, gpu=None, reporter=reporter)  # builds the network
+    report = plan_run(recipe, options.gpus, images, measure="step", gpu=None, reporter=reporter)  # builds the network
     if not options.json:
         reporter.answer(f"it can run, into {place_of(options)}")
     print_plan_report(report, reporter, as_json=options.json)

@@ -4,7 +4,7 @@ import json
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
@@ -32,6 +32,7 @@ from .trace import Trace, trace_step
 IMAGENET = 1_281_167  # training images of ImageNet-1k, where no folder is named
 ROOM = 0.9  # of a GPU's memory that a run may fill
 STEP_SECONDS, LOADER_SECONDS, TEACHER_SECONDS = 15.0, 10.0, 5.0  # of measuring
+BRIEF_SECONDS = 2.0  # of steps before a dry run ends
 CPU_FLOPS = 2e11  # of a step measured on a CPU, at most: some seconds
 NO_GPU = "no GPU to measure on (--measure measures on the CPU)"
 
@@ -74,7 +75,7 @@ def plan_run(
     gpus: int | None,
     images: CodedImages | None,
     *,
-    measure: bool,
+    measure: bool | Literal["step"],
     gpu: Gpu | None = None,
     reporter: Reporter | None = None,
     teachers: Mapping[str, Backbone] | None = None,
@@ -85,7 +86,7 @@ def plan_run(
         recipe: as for `show_plan`, and so are arguments and errors that are not named here.
         gpus: processes.
         images: the set.
-        measure: also on the CPU.
+        measure: also on the CPU; "step" is steps alone, on any device, for two seconds.
         gpu: one that is not here.
         reporter: of progress.
         teachers: frozen ones that are in memory, by name; the others are loaded as a run loads them.
@@ -103,7 +104,10 @@ def plan_run(
         bar.advance()
     report = count_run(settled, counts, trace, max(1, gpus or 1), images)
     report["teachers"] = frozen_teachers.teachers_report(settled, frozen, _size(images))
-    report["measured"] = measure_run(recipe, report, images, _device(recipe, measure=measure), frozen)
+    device, brief = _device(recipe, measure=bool(measure)), measure == "step"
+    report["measured"] = measure_run(
+        recipe, report, None if brief else images, device, frozen, seconds=BRIEF_SECONDS if brief else None
+    )
     report["estimate"] = None if gpu is None else fit_to_gpu(settled, report, gpu)
     report["rules"] = [] if images is None else [breach.to_dict() for breach in breaches_on(settled, images)]
     return report | {"precision_asked": recipe.efficiency.precision}
@@ -169,8 +173,14 @@ def measure_run(
     images: CodedImages | None,
     device: torch.device | None,
     teachers: Sequence[Teacher] = (),
+    *,
+    seconds: float | None = None,
 ) -> Report:
-    """Measure for about half a minute; whatever was not measured is None, and `missing` says why."""
+    """Measure for about half a minute, or steps for so many seconds.
+
+    What was not measured is None, and `missing` says why.
+    """
+    seconds = STEP_SECONDS if seconds is None else seconds
     measured: Report = dict.fromkeys(("device", "step", "loader", "hours", "limit", "teachers", "missing"))
     if device is None:
         return measured | {"missing": NO_GPU}
@@ -181,10 +191,14 @@ def measure_run(
         share = max(2, min(share, int(CPU_FLOPS / counted["flops"]["image"])))
         recipe = recipe.change(efficiency={"accumulate": 1})
     try:
-        step = measure_step(recipe, share, device, seconds=STEP_SECONDS, teachers=teachers)
+        step = measure_step(recipe, share, device, seconds=seconds, teachers=teachers)
         if counted["teachers"] is not None:
             measured["teachers"] = frozen_teachers.measure_once(
-                counted["teachers"], teachers, device, processes=counted["processes"], seconds=TEACHER_SECONDS
+                counted["teachers"],
+                teachers,
+                device,
+                processes=counted["processes"],
+                seconds=min(seconds, TEACHER_SECONDS),
             )
     except torch.OutOfMemoryError:
         return measured | {"missing": f"{share} images do not fit into this GPU: raise efficiency.accumulate"}

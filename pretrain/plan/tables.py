@@ -117,7 +117,10 @@ def _print_measured(report: Report, reporter: Reporter) -> None:
         rows.append([f"loader alone, {loader['workers']} workers", f"{loader['images_per_second']:,.3g} images/s"])
     scaling = f", if {processes} processes are {processes} times as fast" if processes > 1 else ""
     rows.append([f"the whole run{scaling}", duration(3600 * measured["hours"])])
-    rows.append(["the limit is", f"the {measured['limit']}" if measured["limit"] else "not known without --data DIR"])
+    unknown = (
+        "reading was not timed; `plan --measure` times it" if report["set_given"] else "not known without --data DIR"
+    )
+    rows.append(["the limit is", f"the {measured['limit']}" if measured["limit"] else unknown])
     if measured["teachers"] is not None:
         speeds = measured["teachers"]["images_per_second"]
         rows += [[f"{name} alone, on random images", f"{speed:,.3g} images/s"] for name, speed in speeds.items()]

@@ -163,3 +163,18 @@ def test_a_plan_for_another_gpu_says_whether_it_fits(capsys: pytest.CaptureFixtu
     assert lines[-1].startswith("h100: ")
     assert lines[-1].endswith("GiB at most, it fits")
     assert report(capsys, "efficiency.precision=auto", "--device", "v100")["precision"] == "fp32"  # auto has no bf16
+
+
+def test_a_dry_run_says_how_long_the_run_takes(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(planning, "BRIEF_SECONDS", 0.0)
+    data = write_images(tmp_path / "images", each=4)
+    words = ["train", "conv4_tiny", "--data", str(data), "--out", str(tmp_path / "run"), "--gpus", "0", "optim.batch=4"]
+    assert main([*words, "--dry-run", "--json"]) == 0
+    measured = json.loads(capsys.readouterr().out)["measured"]
+    assert measured["hours"] > 0
+    assert measured["loader"] is None
+    assert main([*words, "--dry-run"]) == 0
+    assert "reading was not timed" in capsys.readouterr().out
+    assert not (tmp_path / "run").exists()
