@@ -42,7 +42,7 @@ def box_of(value: Any) -> tuple[float, float, float, float] | None:
     try:
         # Copy every number: a reference into the parsed file would keep its memory alive.
         left, top, width, height = np.array(value, dtype=np.float64).tolist()
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):  # of a whole number that no float holds
         return None
     box = (left, top, width, height)
     return box if all(isinstance(side, float) and math.isfinite(side) for side in box) else None
