@@ -67,7 +67,7 @@ def figures_of(areas: dict[str, list[Areas]]) -> dict[str, float]:
 
 def _spreads(areas: dict[str, list[Areas]]) -> dict[str, Estimate]:
     """The spread of every figure, as shares of 1; where predicted classes were matched, also that of matched ones."""
-    spreads = {}
+    spreads = dict[str, Estimate]()
     for run, seeds in areas.items():
         spreads |= {figure_name(run, measure): area_spread(seeds, measure) for measure in MEASURES}
         if all(each.confusions is not None for each in seeds):

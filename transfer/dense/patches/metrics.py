@@ -87,7 +87,8 @@ def confusion_of(predicted: np.ndarray, true: np.ndarray, classes: int) -> np.nd
 
 def stacked(images: Sequence[np.ndarray], confusions: Sequence[np.ndarray] | None = None) -> Areas:
     """The areas of all images, of [3, C] each."""
-    return Areas(*np.stack(images).transpose(1, 0, 2), confusions)
+    right, predicted, true = np.stack(images).transpose(1, 0, 2)
+    return Areas(right, predicted, true, confusions)
 
 
 def matched(areas: Areas) -> Areas:
