@@ -15,7 +15,6 @@ from .finding import Finding, such_as
 SAMPLE = 500  # images that are decoded by default
 READERS = 8  # threads: reading waits for the disk, and decoding releases the GIL
 CHUNK = 1024  # files that are queued at once
-SMALL_SHARE = 0.2  # of images smaller than a view that is worth a warning
 LARGE_VIEWS, LARGE = 8, 1_000  # views in a median image's side, and its pixels, from which decoding is most of the work
 
 
@@ -89,13 +88,8 @@ def _judge(name: str, broken: dict[int, str], indices: int, max_share: float, *,
 def _sizes(shorter: Sequence[int], side: int) -> Finding:
     small = sum(pixels < side for pixels in shorter)
     found = f"shorter side {min(shorter):,} to {max(shorter):,} pixels, median {int(np.median(shorter)):,}"
-    if small > SMALL_SHARE * len(shorter):
-        return Finding(
-            "image sizes",
-            "warning",
-            f"{found}; {small / len(shorter):.0%} are smaller than a view's {side}",
-            "lower views.global_size: enlarging images costs time and adds no detail",
-        )
+    if small:
+        found = f"{found}; {small / len(shorter):.0%} are smaller than a view's {side}"
     if np.median(shorter) >= max(LARGE_VIEWS * side, LARGE):
         return Finding(
             "image sizes",

@@ -85,7 +85,7 @@ def test_images_smaller_than_a_view(folder: Path) -> None:
     for number in range(5):
         Image.fromarray(np.zeros((9, 30, 3), np.uint8)).save(folder / "class0" / f"{number}.png")
     finding = judged(folder, side=12)["image sizes"]
-    assert finding.verdict == "warning"
+    assert finding.verdict == "ok"  # what to do about it, the rule of views says
     assert "9 to 12 pixels" in finding.found
     assert "25% are smaller" in finding.found
 
