@@ -75,7 +75,7 @@ def areas_of(predicted: np.ndarray, true: np.ndarray, classes: int) -> np.ndarra
 
 
 def confusion_of(predicted: np.ndarray, true: np.ndarray, classes: int) -> np.ndarray:
-    """What was predicted as what in one image, given as in `areas_of`.
+    """The pairs of true and predicted class in one image, given as in `areas_of`.
 
     Returns:
         [pairs, 3] int64: true class, predicted class and pixels, of the pairs that occur.
