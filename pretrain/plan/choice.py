@@ -12,6 +12,7 @@ from excb.console import duration, plural
 from excb.distributed.machine import usable_cores
 from excb.errors import require
 from excb.images.image_set import CodedImages
+from excb.images.pixels import Pixels, pixels_of
 
 from .. import overrides
 from ..precision import resolved
@@ -28,6 +29,8 @@ LARGE = 20_000  # images, from which a ResNet-50 on a GPU is worth its time
 LARGEST = 500_000  # images, from which the paper's recipe is
 LARGE_SIDE = 160  # pixels that their views need
 SMALL, MEDIUM, PAPER = "photos_small", "photos", "rn50_100ep"
+COLOURS = 3  # channels whose colours views may change
+WEAK_JITTER = ("views.jitter=0.4", "views.hue=0.02", "views.grey=0.05")  # as the recipe photos has it
 COPIES = {SMALL: 256, MEDIUM: 640}  # shorter side of copies that views of these recipes lose nothing by
 MUCH_LARGER = 3  # times these sides, from which decoding takes longer than training
 STEPS, MOST_STEPS = 4_000, 16_000  # of a run, and of one that has hours to spare
@@ -97,7 +100,7 @@ def choose_recipe(
     if device.type == "cuda" and number >= LARGE and side >= LARGE_SIDE:
         name, values = _large(number, device, processes, reasons)
     else:
-        name, values = _small(number, side, device, reasons)
+        name, values = _small(number, side, device, reasons, pixels_of(images))
     if side >= MUCH_LARGER * (copy := COPIES.get(name, side)):
         shrink = shlex.join(["excb-pretrain", "shrink", "--data", data, "--out", f"{data}{copy}", "--side", str(copy)])
         reasons.append(f"such large images take longer to decode than to train on; copy them first: {shrink}")
@@ -142,7 +145,7 @@ def _side_of(images: CodedImages) -> int:
     return side
 
 
-def _small(number: int, side: int, device: torch.device, reasons: list[str]) -> tuple[str, list[str]]:
+def _small(number: int, side: int, device: torch.device, reasons: list[str], pixels: Pixels) -> tuple[str, list[str]]:
     """The recipe for sets of one machine, with batch, clusters and sizes for these images."""
     on_gpu = device.type == "cuda"
     needs = f"{LARGE:,} images of {LARGE_SIDE} pixels or more and a GPU"
@@ -154,11 +157,14 @@ def _small(number: int, side: int, device: torch.device, reasons: list[str]) -> 
     size = 64 if side >= 96 else max(32, side // 2 // 16 * 16)
     evaluated = min(max(size, side // 8 * 8), size * 5 // 4)
     reasons.append(f"views of {size} pixels, evaluated at {evaluated}: images are {side} pixels")
-    reasons.append(
-        "views keep their colours; where shape tells your images apart and colour does not, add views.jitter=0.8 "
-        "views.grey=0.2"
-    )
     values = [f"optim.batch={batch}", f"method.clusters={clusters}"]
+    if pixels.channels == COLOURS:
+        values += WEAK_JITTER
+        reasons.append(
+            "colours change weakly, which was never worse than keeping them by more than chance on four unlike sets "
+            "(docs/photographs.md); where shape alone tells your images apart, set views.jitter=0.8 views.hue=0.1 "
+            "views.grey=0.2"
+        )
     values += [f"views.global_size={size}", f"views.local_size={size // 2}"]
     return SMALL, [*values, f"views.eval_resize={evaluated}", f"views.eval_crop={evaluated}"]
 

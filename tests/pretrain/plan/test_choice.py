@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from excb.errors import UserError
+from excb.images.pixels import Pixels
 from excb.images.scanning import scan_folder
 from excb.pretrain.__main__ import main
 from excb.pretrain.overrides import apply, find_recipe
@@ -62,6 +63,13 @@ def test_it_follows_the_number_of_images(images: Path) -> None:
     assert (small["method.clusters"], usual.get("method.clusters"), many["method.clusters"]) == ("4", "128", "2048")
     assert int(small["optim.epochs"]) > int(usual["optim.epochs"]) > int(many["optim.epochs"]) == 10
     assert small["views.global_size"] == "32"  # images of 36 pixels
+    assert all(each["views.jitter"] == "0.4" for each in (small, usual, many))
+
+
+def test_only_images_in_colour_have_colours_to_change(images: Path) -> None:
+    reasons: list[str] = []
+    _, proposed = choice._small(2_640, 64, CPU, reasons, Pixels(channels=12))
+    assert not any("jitter" in each for each in (*proposed, *reasons))
 
 
 @pytest.mark.parametrize(
