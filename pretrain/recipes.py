@@ -24,8 +24,9 @@ OFFICIAL_CROPS: dict[str, Any] = {"global_scale": (0.26, 1.0), "local_scale": (0
 
 # Views of small images: blur would leave little of them.
 SHARP: dict[str, Any] = {"blur": (0.0, 0.0), "blur_local": 0.0, "solarize": (0.0, 0.0)}
-# Colours closer to what they are than in the paper's views.
+# Colours closer to what they are than in the paper's views, and those that hardly change (docs/photographs.md).
 NEAR_COLOURS: dict[str, Any] = SHARP | {"hue": 0.02, "grey": 0.05}
+WEAK_JITTER: dict[str, Any] = {"jitter": 0.4, "hue": 0.02, "grey": 0.05}
 
 # For runs of some thousand steps: the teacher follows faster, and projections are kept apart from the first steps on.
 SHORT_RUN: dict[str, Any] = {
@@ -169,7 +170,7 @@ def photos() -> Recipe:
     """
     return Recipe(name="photos").change(
         method={"clusters": 4096, "projector_output_norm": True, "sizes_momentum": 0.99, "contrast": 1.0},
-        views={"local_views": 4, "jitter": 0.4, "hue": 0.02, "grey": 0.05},
+        views=WEAK_JITTER | {"local_views": 4},
         optim={"epochs": 200, "batch": 256, "base_lr": 0.3, "warmup_epochs": 5.0},
         efficiency=AUTO_PRECISION | {"scaled_decoding": True},
     )

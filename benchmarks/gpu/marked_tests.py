@@ -8,7 +8,6 @@ after each of them, and those that it holds are not run again.
 
 import argparse
 import json
-import os
 import subprocess
 import sys
 import time
@@ -20,6 +19,7 @@ from typing import Any
 import pytest
 
 from benchmarks.gpu.processes import ROOT, end_with_parent, missing_module, read_figures
+from excb.distributed.machine import usable_cores
 from excb.files.atomic import write_text
 
 LIMIT = 240.0  # seconds of one file; pytest-timeout cannot end a test that hangs inside a driver
@@ -94,7 +94,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", type=Path, required=True, metavar="FILE", help="how the tests ended")
     parser.add_argument("--files", nargs="+", help="of tests (default: all that name the marker)")
-    parser.add_argument("--jobs", type=int, default=max(1, len(os.sched_getaffinity(0)) // 3), help="files at a time")
+    parser.add_argument("--jobs", type=int, default=max(1, usable_cores() // 3), help="files at a time")
     parser.add_argument("--only", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.only:

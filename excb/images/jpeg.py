@@ -110,6 +110,7 @@ def _plain(source: Source) -> tuple[bytes, tuple[int, int]] | None:
         refuse_special(source)
         with Path(source).open("rb") as stream:
             return _plain(stream)
+    source.seek(0)
     coded = source.read(_HEADER)
     if (size := plain_size(coded)) is not None:
         return coded + source.read(), size

@@ -13,10 +13,12 @@ from excb.distributed.machine import usable_cores
 from excb.errors import require
 from excb.images.image_set import CodedImages
 from excb.images.pixels import Pixels, pixels_of
+from excb.networks.architecture import RGB
 
 from .. import overrides
 from ..precision import resolved
 from ..recipe import Recipe
+from ..recipes import WEAK_JITTER
 from ..run.rules import A_CLUSTER, clusters_for, median_side
 from .flops import count
 from .memory import step_memory
@@ -29,8 +31,6 @@ LARGE = 20_000  # images, from which a ResNet-50 on a GPU is worth its time
 LARGEST = 500_000  # images, from which the paper's recipe is
 LARGE_SIDE = 160  # pixels that their views need
 SMALL, MEDIUM, PAPER = "photos_small", "photos", "rn50_100ep"
-COLOURS = 3  # channels whose colours views may change
-WEAK_JITTER = ("views.jitter=0.4", "views.hue=0.02", "views.grey=0.05")  # as the recipe photos has it
 COPIES = {SMALL: 256, MEDIUM: 640}  # shorter side of copies that views of these recipes lose nothing by
 MUCH_LARGER = 3  # times these sides, from which decoding takes longer than training
 STEPS, MOST_STEPS = 4_000, 16_000  # of a run, and of one that has hours to spare
@@ -158,8 +158,8 @@ def _small(number: int, side: int, device: torch.device, reasons: list[str], pix
     evaluated = min(max(size, side // 8 * 8), size * 5 // 4)
     reasons.append(f"views of {size} pixels, evaluated at {evaluated}: images are {side} pixels")
     values = [f"optim.batch={batch}", f"method.clusters={clusters}"]
-    if pixels.channels == COLOURS:
-        values += WEAK_JITTER
+    if pixels.channels == RGB:
+        values += [f"views.{name}={value}" for name, value in WEAK_JITTER.items()]
         reasons.append(
             "colours change weakly, which was never worse than keeping them by more than chance on four unlike sets "
             "(docs/photographs.md); where shape alone tells your images apart, set views.jitter=0.8 views.hue=0.1 "

@@ -86,7 +86,7 @@ def plan_run(
         recipe: as for `show_plan`, and so are arguments and errors that are not named here.
         gpus: processes.
         images: the set.
-        measure: also on the CPU; "step" is steps alone, on any device, for two seconds.
+        measure: also on the CPU; "step" is steps alone there, for two seconds.
         gpu: one that is not here.
         reporter: of progress.
         teachers: frozen ones that are in memory, by name; the others are loaded as a run loads them.
@@ -104,7 +104,8 @@ def plan_run(
         bar.advance()
     report = count_run(settled, counts, trace, max(1, gpus or 1), images)
     report["teachers"] = frozen_teachers.teachers_report(settled, frozen, _size(images))
-    device, brief = _device(recipe, measure=bool(measure)), measure == "step"
+    device = _device(recipe, measure=bool(measure))
+    brief = measure == "step" and device is not None and device.type == "cpu"
     report["measured"] = measure_run(
         recipe, report, None if brief else images, device, frozen, seconds=BRIEF_SECONDS if brief else None
     )

@@ -9,10 +9,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from typing import Literal
 
-import numpy as np
-
 from excb.console import plural
-from excb.images.decoding import BrokenImageError
+from excb.images.decoding import BrokenImageError, stored_and_upright_size
 from excb.images.image_set import CodedImages
 
 from ..data.stream_images import StreamImages
@@ -71,7 +69,7 @@ def median_side(images: CodedImages) -> int | None:
     sides = []
     for index in range(0, len(images), max(1, len(images) // LOOKED_AT)):
         try:
-            sides.append(min(np.shape(images.open(index))[:2]))
+            sides.append(min(stored_and_upright_size(images.source(index))[1]))  # which decodes nothing
         except BrokenImageError:
             continue
     return int(sorted(sides)[len(sides) // 2]) if sides else None

@@ -188,6 +188,15 @@ def test_workers_do_not_import_torchvision() -> None:
     subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True)
 
 
+def test_a_stream_is_read_from_its_beginning() -> None:
+    stream = io.BytesIO(coded(picture()))
+    first = jpeg.decode_jpeg(stream)
+    assert first is not None
+    assert stream.tell() > 0
+    again = jpeg.whole_file(stream)
+    assert again == (stream.getvalue(), (97, 65))
+
+
 def test_a_header_without_exif_and_profile_needs_no_pillow() -> None:
     every: tuple[dict[str, object], ...] = (
         {},

@@ -45,8 +45,8 @@ class Pretended:
     def __len__(self) -> int:
         return self._number
 
-    def open(self, index: int) -> Any:
-        return self._images.open(index % len(self._images))
+    def source(self, index: int) -> Any:
+        return self._images.source(index % len(self._images))
 
 
 def values(number: int, images: Path, **options: Any) -> dict[str, str]:
