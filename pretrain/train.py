@@ -280,14 +280,14 @@ def images_of_run(
     Raises:
         UserError: there are none, or the run folder is among them.
     """
-    from excb.distributed.collectives import all_succeed, run_on_rank0
+    from excb.distributed.collectives import all_succeed
+    from excb.images.opening import opened_by_all
     from excb.images.scanning import refuse_among
     from excb.images.shards import ShardImages
 
     from .data.hub_stream import open_training
 
-    # Rank 0 alone lists the folder: a million names listed by many processes would be slow on a network's disk.
-    images = run_on_rank0(lambda: open_training(data, listed, reporter.note))
+    images = opened_by_all(data, lambda: open_training(data, listed, reporter.note))
     if isinstance(images, ShardImages):
         return all_succeed(images.here)
     if not place.url:

@@ -1,6 +1,7 @@
 """Copies among images: files of equal bytes under any name, and pictures that look the same."""
 
 import hashlib
+import io
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from pathlib import Path, PurePosixPath
@@ -70,7 +71,10 @@ def _size(images: CodedImages, index: int) -> int | None:
     if isinstance(images, ShardImages):
         return int(images.index.sizes[index]) or None
     try:
-        return Path(str(images.source(index))).stat().st_size or None
+        source = images.source(index)
+        if isinstance(source, io.BytesIO):
+            return source.getbuffer().nbytes or None
+        return Path(str(source)).stat().st_size or None
     except (OSError, ValueError):  # ValueError: a zero byte in the name
         return None
 

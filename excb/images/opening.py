@@ -1,15 +1,19 @@
-"""The images that `--data` and `--list` name: a folder, shards, or a list of files."""
+"""The images that `--data` and `--list` name: a folder, shards, a named data set, or a list of files."""
 
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
+from typing import TypeVar
 
 from excb.errors import UserError
 from excb.images.image_set import CodedImages, ImageSet, ledger_of
+from excb.images.named.table import source_of
 from excb.images.scanning import scan_folder
 from excb.images.shards import Note, open_shards
 from excb.images.tars.places import holds_shards, is_shards, names_tars
 from excb.remote import byte_ranges
 
+T = TypeVar("T")
 LOOKED_AT = 8  # first files of a list: if all are missing, its paths start elsewhere, or its lines hold more than paths
 
 
@@ -19,7 +23,7 @@ def training_images(
     """The images that a run trains on: those of a list, or what `open_images` finds.
 
     Args:
-        data: a folder or shards; with a list, the folder of its paths.
+        data: a folder, shards or a named set; with a list, the folder of its paths.
         listed: a file with one path a line.
         note: called with messages when shards are indexed, and with the lines of the ledger.
         ledger: False leaves the lines of the ledger to the caller.
@@ -33,8 +37,8 @@ def training_images(
         for line in ledger_of(found).lines() if ledger else ():
             note(line)
         return found
-    if data is not None and is_shards(data):
-        raise UserError(f"--list names files, and {data} holds shards: leave one of them out")
+    if data is not None and (is_shards(data) or source_of(data) is not None):
+        raise UserError(f"--list names files, and {data} holds none: leave one of them out")
     images = read_list(listed, data)
     if all(images.stamp(index) == "none" for index in range(min(len(images), LOOKED_AT))):
         starts = "--data" if data is not None else "the list's own folder, or from --data where that is given"
@@ -48,11 +52,16 @@ def training_images(
 def open_images(text: str, note: Note = lambda _line: None) -> CodedImages:
     """The images that a text names: a folder of images, or shards. A folder train/ inside either is used instead.
 
-    Inside a folder that is called train itself, it is a class.
+    Inside a folder that is called train itself, it is a class. Of torchvision:NAME and hf:ID it is the training images.
+    Opening these is collective.
 
     Raises:
         UserError: there are none, or they cannot be used.
     """
+    if (named := source_of(text)) is not None:
+        source, name = named
+        assert source.training is not None
+        return source.training(name, None, note)
     if not is_shards(text):
         inside = Path(text) / "train"
         if not inside.is_dir() or Path(text).absolute().name == "train":
@@ -61,6 +70,20 @@ def open_images(text: str, note: Note = lambda _line: None) -> CodedImages:
     if byte_ranges.is_remote(text) and not names_tars(text) and holds_shards(inside_url := f"{text.rstrip('/')}/train"):
         return open_shards(inside_url, note)
     return open_shards(text, note)
+
+
+def opened_by_all(data: str | None, make: Callable[[], T]) -> T:
+    """Images that `make` opens, on all ranks, which all call this.
+
+    Rank 0 alone lists files and sends the list: a million names listed by many processes would be slow on a network's
+    disk. A named set is opened by every rank, and downloaded by rank 0.
+
+    Raises:
+        UserError: as `make` on rank 0.
+    """
+    from excb.distributed.collectives import run_on_rank0  # here: finding images needs no torch
+
+    return make() if data is not None and source_of(data) is not None else run_on_rank0(make)
 
 
 def read_list(file: Path | str, root: Path | str | None = None) -> ImageSet:

@@ -41,8 +41,8 @@ def add_run(parser: Parser) -> None:
     images.add_argument(
         "--data",
         metavar="DIR",
-        help="images at any depth, or tar shards: a folder of them or 'DIR/*.tar', also s3://, gs://, https://; or "
-        "hf-stream:ID; labels are used for figures only",
+        help="images at any depth, or tar shards: a folder of them or 'DIR/*.tar', also s3://, gs://, https://; "
+        "torchvision:NAME, hf:ID, hf-stream:ID; labels are used for figures only",
     )
     images.add_argument("--list", type=Path, metavar="FILE", help="a file with one image path per line, below --data")
     run.add_argument(

@@ -8,8 +8,8 @@ from excb.console import Reporter
 from excb.errors import UserError
 
 from ..recipe import Recipe
-from .options import add_overrides, place_of, recipe_of
-from .train import add_training, print_report, run_in_every_process, train_here
+from .options import add_overrides, place_of, rank0_reports, recipe_of
+from .train import add_training, dry_run_here, print_report, run_in_every_process, train_here
 
 if TYPE_CHECKING:
     import torch
@@ -26,6 +26,13 @@ def run(options: argparse.Namespace) -> int:
     """Pretrain on the photographs and compare features by k-NN; on images, train the recipe as any other."""
     recipe = recipe_of(options)
     photographs = options.data is None and options.list is None
+    dry = options.dry_run and options.slurm is None
+    if photographs and (options.against or dry):
+        option = "--against" if options.against else "--dry-run"
+        with rank0_reports():
+            raise UserError(f"{option} is for a run on images of yours: name them with --data DIR")
+    if dry:
+        return dry_run_here(options, recipe)
     return run_in_every_process(options, recipe, _on_photographs if photographs else train_here)
 
 

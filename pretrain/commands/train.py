@@ -56,11 +56,11 @@ def run(options: argparse.Namespace) -> int:
     recipe = recipe_of(options)
     require_images(options)
     if options.dry_run and options.slurm is None:
-        return _dry_run(options, recipe)
+        return dry_run_here(options, recipe)
     return run_in_every_process(options, recipe, train_here)
 
 
-def _dry_run(options: argparse.Namespace, recipe: Recipe) -> int:
+def dry_run_here(options: argparse.Namespace, recipe: Recipe) -> int:
     """Say whether the run can start, then what it takes."""
     from excb.images.opening import training_images
 

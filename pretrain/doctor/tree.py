@@ -23,8 +23,11 @@ def check_tree(images: CodedImages, batch: int | None = None) -> list[Finding]:
 
 def _images(images: CodedImages, batch: int | None) -> Finding:
     kinds = Counter(PurePosixPath(path).suffix.lower() for path in images.paths)
-    formats = ", ".join(f"{count:,} {kind}" for kind, count in kinds.most_common())
-    found = f"{plural(len(images), 'image')} below {images.root}: {formats}"
+    formats = ", ".join(f"{count:,} {kind}" for kind, count in kinds.most_common() if kind)
+    if formats:
+        found = f"{plural(len(images), 'image')} below {images.root}: {formats}"
+    else:  # a named set
+        found = f"{plural(len(images), 'image')} of {images.root}"
     if len(images) < 2:
         return Finding("images", "error", found, "pretraining needs many images, at least a few thousand")
     if batch is not None and batch > len(images):

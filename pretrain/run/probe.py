@@ -14,6 +14,7 @@ from torch import nn
 
 from excb.distributed.collectives import all_succeed, rank, run_on_rank0, world_size
 from excb.images.image_set import Images
+from excb.images.opening import opened_by_all
 from excb.images.pixels import EIGHT_BIT, Pixels
 from excb.images.shards import Note, ShardImages
 from excb.images.subset import Subset
@@ -66,7 +67,7 @@ class FolderProbe:
         note: Note = lambda _line: None,
     ) -> None:
         self.name, self._recipe, self._device, self._workers = name, recipe, device, workers
-        sets = run_on_rank0(lambda: with_one_mapping(find_sets(data, note, held_out=CHOSEN_BY), pixels, note))
+        sets = opened_by_all(data, lambda: with_one_mapping(find_sets(data, note, held_out=CHOSEN_BY), pixels, note))
         if isinstance(sets.train, ShardImages):
             sets = all_succeed(lambda: _here(sets))
         self._sets, self._monitor = sets, None

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from excb.images.image_set import CodedImages, Images, ImageSet
+from excb.images.named.table import source_of
 from excb.images.opening import open_images
 from excb.images.pixels import Pixels
 from excb.images.scanning import scan_folder
@@ -57,7 +58,8 @@ def find_sets(data: str | Path, note: Note = lambda _line: None, *, held_out: Se
     """The images of `data/train`, or `data`; labelled ones of another folder beside `train` are held out.
 
     Held-out images of classes without training images are dropped: no neighbour could vote for them. `data` may be
-    shards as `excb.images.shards.open_shards` takes them; `note` is called when these are indexed.
+    shards as `excb.images.shards.open_shards` takes them; `note` is called when these are indexed. Of torchvision:NAME
+    and hf:ID the test images are held out.
 
     Args:
         data: the folder.
@@ -69,6 +71,10 @@ def find_sets(data: str | Path, note: Note = lambda _line: None, *, held_out: Se
     """
     text = os.fspath(data)
     train = open_images(text, note)
+    if (named := source_of(text)) is not None:
+        source, name = named
+        labelled = train.labels is not None and "test" in held_out
+        return ImageSets(train, source.open(name, "test", None, note) if labelled else None)
     if train.classes is None or os.fspath(train.root) != _part(text, "train"):
         return ImageSets(train, None)
     other = next((images for name in held_out if (images := _open(text, name, note)) is not None), None)

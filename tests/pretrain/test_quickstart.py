@@ -7,7 +7,7 @@ import pytest
 
 from excb.images import photographs
 from excb.pretrain.__main__ import main
-from tests.pretrain.small_runs import OVERRIDES
+from tests.pretrain.small_runs import OVERRIDES, write_images
 
 
 def test_the_report_compares_features_with_their_references(
@@ -39,3 +39,21 @@ def test_the_report_compares_features_with_their_references(
     assert main([*command, "--json"]) == 0  # a finished run is judged again, with the same figures
     again = json.loads(capsys.readouterr().out)
     assert again["knn"] == report["knn"]
+
+
+@pytest.mark.parametrize("words", [["--against", "conv4_photos"], ["--dry-run"]])
+def test_the_quickstart_on_photographs_refuses_what_it_would_not_read(
+    words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["quickstart", "--out", str(tmp_path / "run"), *words]) == 2
+    assert f"{words[0]} is for a run on images of yours: name them with --data DIR" in capsys.readouterr().err
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_dry_run_of_the_quickstart_on_images_trains_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    images = write_images(tmp_path / "images")
+    assert main(["quickstart", "--data", str(images), "--out", str(tmp_path / "run"), "--dry-run", *OVERRIDES]) == 0
+    assert "it can run" in capsys.readouterr().out
+    assert not (tmp_path / "run").exists()

@@ -88,7 +88,7 @@ def test_a_broken_member_is_replaced_and_named(
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["--data", "{}/*.tar", "--list", "{}/list.txt"], "--list names files, and .* holds shards"),
+        (["--data", "{}/*.tar", "--list", "{}/list.txt"], "--list names files, and .* holds none"),
         (["--data", ""], "the place of the images is empty"),
         (["--data", "{}", "--out", ""], "the place to write to is empty"),
         (["--data", "{}/none-*.tar"], "no tar at .*none"),

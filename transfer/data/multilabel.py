@@ -9,10 +9,10 @@ import numpy as np
 
 from excb.errors import UserError, require
 from excb.images.image_set import Images, ImageSet
+from excb.images.named.source import Note, SetSource, Split
 from excb.ledger import NOTHING, Ledger
 
 from .multilabel_layouts import LAYOUTS, Known
-from .named_sets import Note, SetSource, Split
 
 PRESENT = 1
 PREFIX = "multilabel"

@@ -9,10 +9,10 @@ from typing import Any
 
 from excb.errors import UserError, require
 from excb.files import json_text
+from excb.images.named.source import Split
 from excb.ledger import NOTHING, Ledger
 
 from ..coco.reading import SPLITS, files_beside, layout_place, read_labels
-from .named_sets import Split
 
 VOC_FOLDERS = ("VOCdevkit/VOC2007", "VOC2007", ".")  # the first is torchvision's
 _VOC_PARTS: dict[Split, str] = {"train": "trainval", "test": "test"}

@@ -5,17 +5,19 @@ from pathlib import Path
 
 from excb.errors import UserError, nearest_path, require
 from excb.images.image_set import Images
+from excb.images.named.source import Note, SetSource, Split
+from excb.images.named.table import SOURCES as NAMED_SETS
+from excb.images.named.table import source_of
 from excb.images.opening import open_images
 from excb.images.tars.places import is_shards, names_tars
 from excb.remote.byte_ranges import is_remote
 
-from . import hub_sets, multilabel, torchvision_sets
+from . import multilabel
 from .classes import OtherClassesError
 from .folders import held_out_place, images_below, images_with_labels, open_folder, test_images
 from .label_files import is_table
-from .named_sets import Note, SetSource, Split
 
-SOURCES: tuple[SetSource, ...] = (torchvision_sets.SOURCE, multilabel.SOURCE, hub_sets.SOURCE)
+SOURCES: tuple[SetSource, ...] = (*NAMED_SETS, multilabel.SOURCE)
 
 
 def train_and_test(
@@ -94,8 +96,11 @@ def images_of(text: str, *, data_root: Path | None = None, note: Note = lambda _
     Raises:
         UserError: there is no such source, or it cannot be loaded.
     """
-    if _named(text) is not None:
-        return open_source(text, "train", data_root=data_root, note=note)
+    if (named := _named(text)) is not None:
+        source, name = named
+        if source.training is not None:
+            return source.training(name, data_root, note)
+        return source.open(name, "train", data_root, note)
     return open_images(text, note) if is_shards(text) else images_below(Path(_existing(text)), note)
 
 
@@ -106,9 +111,7 @@ def is_named(text: str) -> bool:
 
 def _named(text: str) -> tuple[SetSource, str] | None:
     """The source that a text names by its prefix, and the data set's name; None for folders and shards."""
-    prefix, colon, name = text.partition(":")
-    source = next((source for source in SOURCES if source.prefix == prefix.lower()), None)
-    return (source, name) if source is not None and colon else None
+    return source_of(text, SOURCES)
 
 
 def _existing(text: str) -> str:

@@ -5,10 +5,10 @@ from pathlib import Path
 
 from excb.console import Reporter
 from excb.images.image_set import Images, ImageSet
+from excb.images.named.source import Split
 from excb.images.shards import ShardImages
 
 from ..data.classes import OtherClassesError, with_classes_of
-from ..data.named_sets import Split
 from ..data.sources import is_named, open_source
 from ..embeddings.sources import any_images
 

@@ -9,10 +9,10 @@ from torch import Tensor
 
 from excb.errors import require
 from excb.hub.adopted import OwnTransform
+from excb.images.named.source import Note
 from excb.images.subset import Subset
 
 from ..data.mapping import like_the_others
-from ..data.named_sets import Note
 from ..data.splits import stratified_split
 from ..probes.logistic import SOLVER
 from ..probes.penalty import FEW_SETTINGS

@@ -17,11 +17,11 @@ from torch import Tensor
 from excb.errors import UserError, nearest_name, require
 from excb.files import json_text
 from excb.images.image_set import Images
+from excb.images.named.source import Note
 from excb.images.subset import Subset
 
 from ..data.changed import ChangedImages
 from ..data.folders import images_with_labels, is_imagenet
-from ..data.named_sets import Note
 from .options import is_mapped
 
 _VALIDATION = re.compile(r"(?:.*/)?ILSVRC2012_val_(\d{8})\.\w+")

@@ -11,9 +11,9 @@ from typing import Any
 from excb.distributed.collectives import all_succeed
 from excb.errors import UserError, nearest_name, require
 from excb.images.image_set import Images
+from excb.images.named.source import Note
 
 from ..data.multilabel import PREFIX, has_label_sets
-from ..data.named_sets import Note
 from ..data.sources import is_named, train_and_test
 from .catalogue import GROUPS, SETS, SetEntry
 from .metrics import MAP, METRICS, TOP1

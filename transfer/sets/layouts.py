@@ -6,13 +6,13 @@ import numpy as np
 
 from excb.errors import UserError, require
 from excb.images.image_set import Images, ImageSet
+from excb.images.named.source import Note
+from excb.images.named.torchvision_sets import open_torchvision
 from excb.images.subset import Subset
 from excb.seeding import Purpose, generator
 
 from ..data.classes import labelled_folder
 from ..data.multilabel import open_multilabel
-from ..data.named_sets import Note
-from ..data.torchvision_sets import open_torchvision
 
 CALTECH_TRAIN = 30  # images of each class
 _SUN_LISTS = ("Training_01.txt", "Testing_01.txt")

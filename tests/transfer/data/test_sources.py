@@ -16,12 +16,12 @@ from PIL import Image
 
 from excb.errors import UserError
 from excb.images.decoding import BrokenImageError, open_image
+from excb.images.named.source import SetSource, numbered
+from excb.images.named.torchvision_sets import SETS, ArrayImages
 from excb.images.scanning import scan_folder
 from excb.transfer.data import sources
 from excb.transfer.data.classes import labelled_folder, with_classes_of
-from excb.transfer.data.named_sets import SetSource, numbered
 from excb.transfer.data.sources import images_of, open_source, train_and_test
-from excb.transfer.data.torchvision_sets import SETS, ArrayImages
 from tests.excb.images.shard_files import picture, tar_of, webdataset
 from tests.transfer.labelled_images import CLASSES, write_folder
 
@@ -215,7 +215,7 @@ def cifar(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> dict[bool, tuple[n
     return written
 
 
-def test_cifar10(cifar: dict[bool, tuple[np.ndarray, list[int]]], tmp_path: Path) -> None:
+def test_cifar10(cifar: dict[bool, tuple[np.ndarray, list[int]]]) -> None:
     train, test = train_and_test("torchvision:cifar10")
     for images, (pixels, labels) in ((train, cifar[True]), (test, cifar[False])):
         assert images.labels is not None
@@ -242,6 +242,17 @@ def test_fingerprint_of_an_array_is_of_its_pixels_and_labels() -> None:
     }
     assert len(prints) == 4
     assert first.fingerprint in prints
+
+
+def test_all_images_of_stl10_are_for_training(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def build(_root: Path, *, split: str) -> Any:
+        assert split == "train+unlabeled"
+        return SimpleNamespace(data=np.arange(48, dtype=np.uint8).reshape(2, 3, 2, 4), labels=np.array([1, -1]))
+
+    monkeypatch.setattr(torchvision.datasets, "STL10", build)
+    images = images_of("torchvision:stl10", data_root=tmp_path)
+    assert (len(images), images.labels, images.classes) == (2, None, None)
+    assert np.asarray(images.open(1))[0, 1].tolist() == [25, 33, 41]
 
 
 def test_names_of_images_sort_as_their_numbers_do() -> None:
@@ -504,6 +515,19 @@ def test_hub_mistakes_are_one_line(hub: dict[str, FakeDataset], monkeypatch: pyt
         train_and_test("hf:some/set")
 
 
+def test_images_without_labels_are_for_training(hub: dict[str, FakeDataset], monkeypatch: pytest.MonkeyPatch) -> None:
+    assert images_of("hf:some/set").classes == ("oak", "ant", "bee")
+    hub["train"] = fake_split([0, None])
+    assert images_of("hf:some/set").labels is None
+    hub["train"] = fake_split([0, 1]).select_columns(["photo"])
+    images = images_of("hf:some/set")
+    assert (len(images), images.labels, images.classes) == (2, None, None)
+    assert images.open(1).getpixel((0, 0)) == (1, 0, 0)
+    del hub["train"]
+    with pytest.raises(UserError, match="hf:some/set has no split 'train', only test: choose another"):
+        images_of("hf:some/set")
+
+
 def test_sources_can_be_mixed_with_folders(hub: dict[str, FakeDataset], tmp_path: Path) -> None:
     write_images(tmp_path / "photos", "bee/1.png", "oak/1.png", "elm/1.png", "ant/1.png")
     train, test = train_and_test("hf:some/set", None, tmp_path / "photos")
@@ -591,5 +615,7 @@ def test_a_source_is_one_entry_of_the_table(monkeypatch: pytest.MonkeyPatch, tmp
     assert len(open_source("Drawer:Top:Left", "train", data_root=tmp_path)) == 2
     assert len(images_of("drawer:low")) == 2
     assert opened == [("Top:Left", "train", tmp_path), ("low", "train", None)]
-    with pytest.raises(UserError, match=r"no folder moths \(or did you mean drawer:moths\?\): .*hf:ID or drawer:KEY"):
+    with pytest.raises(
+        UserError, match=r"no folder moths \(or did you mean drawer:moths\?\): .*multilabel:DIR or drawer:KEY"
+    ):
         open_source("moths", "train")

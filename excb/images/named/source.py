@@ -6,10 +6,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Literal, TypeVar
 
-import numpy as np
-
-from excb.distributed.collectives import run_on_rank0
-from excb.images.image_set import Images
+from excb.images.image_set import CodedImages, Images
 from excb.images.pixels import EIGHT_BIT
 
 Split = Literal["train", "test"]
@@ -28,6 +25,8 @@ class SetSource:
     open: Callable[[str, Split, Path | None, Note], Images]
     # the full name of the data set that a word means, or None; it must not use the network
     find: Callable[[str], str | None] = lambda _word: None
+    # returns the training images, labelled or not, given the same without the split; None if nothing trains on them
+    training: Callable[[str, Path | None, Note], CodedImages] | None = None
 
 
 def numbered(split: str, count: int) -> list[str]:
@@ -40,12 +39,11 @@ class NumberedImages:
     """Images without file names: they are numbered, and the set's fingerprint covers their contents."""
 
     split: str
-    labels: np.ndarray
     pixels = EIGHT_BIT
 
     def __len__(self) -> int:
         """Number of images."""
-        return len(self.labels)
+        raise NotImplementedError
 
     def stamp(self, _index: int) -> str:
         """Empty, because the fingerprint covers the images."""
@@ -59,6 +57,8 @@ class NumberedImages:
 
 def rank0_then_all(load: Callable[[], T]) -> T:
     """Load on rank 0, which may download, then on the other ranks from its disk."""
+    from excb.distributed.collectives import run_on_rank0  # here: the table of sources needs no torch
+
     loaded: list[T] = []
     run_on_rank0(lambda: loaded.append(load()))
     return loaded[0] if loaded else load()

@@ -1,9 +1,10 @@
 """torchvision's data sets with a train and a test split: images of one array, or lists of files."""
 
 import hashlib
+import io
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -14,10 +15,9 @@ from PIL.Image import Image, fromarray
 from excb.errors import UserError, nearest_name
 from excb.images.decoding import to_rgb
 from excb.images.image_set import Images, ImageSet
+from excb.images.named.source import Note, NumberedImages, SetSource, Split, one_line, rank0_then_all
 from excb.ledger import NOTHING, Ledger
 from excb.remote.home import expanded
-
-from .named_sets import Note, NumberedImages, SetSource, Split, one_line, rank0_then_all
 
 # torchvision's names of the train splits and of the test split. Sets without a test split are left out.
 SETS: dict[str, tuple[tuple[str | bool, ...], str | bool]] = {
@@ -38,6 +38,7 @@ SETS: dict[str, tuple[tuple[str | bool, ...], str | bool]] = {
     "STL10": (("train",), "test"),
     "SVHN": (("train",), "test"),
 }
+WITH_UNLABELLED = {"STL10": "train+unlabeled"}  # torchvision's names of splits that need no labels
 
 
 @dataclass(frozen=True)
@@ -47,9 +48,19 @@ class ArrayImages(NumberedImages):
     root: Path | str  # name of the source
     split: Split  # train or test; the images are called "train/00000", "train/00001",
     array: np.ndarray  # uint8, [N, H, W, 3] or grey [N, H, W]
-    labels: np.ndarray  # class indices, int64 [N]
-    classes: tuple[str, ...]  # class names
+    labels: np.ndarray | None  # class indices, int64 [N]
+    classes: tuple[str, ...] | None  # class names
     ledger: Ledger = field(default=NOTHING, compare=False)  # doubts about the set
+
+    def __len__(self) -> int:
+        """Number of images."""
+        return len(self.array)
+
+    def source(self, index: int) -> io.BytesIO:
+        """One image as a PPM or PGM file, which is its pixels behind a short header."""
+        pixels = self.array[index]
+        height, width = pixels.shape[:2]
+        return io.BytesIO(b"P%d %d %d 255\n" % (5 if pixels.ndim == 2 else 6, width, height) + pixels.tobytes())
 
     def open(self, index: int) -> Image:
         """One image as RGB."""
@@ -60,7 +71,8 @@ class ArrayImages(NumberedImages):
         """SHA-256 of all pixels and labels."""
         digest = hashlib.sha256(repr(self.array.shape).encode())
         digest.update(np.ascontiguousarray(self.array).data)
-        digest.update(self.labels.astype("<i8").tobytes())
+        if self.labels is not None:
+            digest.update(self.labels.astype("<i8").tobytes())
         return digest.hexdigest()
 
 
@@ -87,13 +99,37 @@ def open_torchvision(text: str, split: Split, root: Path | None, note: Note, *, 
     Raises:
         UserError: there is no such set, or it cannot be loaded.
     """
+    name = _known(text)
+    train, test = SETS[name]
+    return _open(name, split, train if split == "train" else (test,), root, note if download else None)
+
+
+def training_torchvision(text: str, root: Path | None, note: Note) -> "ArrayImages | ImageSet":
+    """The training images of a data set of torchvision, those without labels among them.
+
+    Raises:
+        UserError: as `open_torchvision`.
+    """
+    name = _known(text)
+    if (part := WITH_UNLABELLED.get(name)) is None:
+        return _open(name, "train", SETS[name][0], root, note)
+    return replace(_open(name, "train", (part,), root, note), labels=None, classes=None)
+
+
+def _known(text: str) -> str:
+    """The name of a data set in torchvision's spelling; raises UserError if there is none."""
     if (name := torchvision_name(text)) is None:
         hint = nearest_name(text.upper(), map(str.upper, SETS))
         raise UserError(f"no torchvision:{text}{hint}; with train and test there are {', '.join(SETS)}")
-    train, test = SETS[name]
+    return name
+
+
+def _open(
+    name: str, split: Split, parts: Sequence[str | bool], root: Path | None, note: Note | None
+) -> "ArrayImages | ImageSet":
+    """Parts of a data set; without a `note` they have to be on the disk."""
     root = sets_root(root)
-    parts = train if split == "train" else (test,)
-    sets = rank0_then_all(lambda: [_load(name, part, root, note if download else None) for part in parts])
+    sets = rank0_then_all(lambda: [_load(name, part, root, note) for part in parts])
     return _arrays(name, split, sets[0]) if hasattr(sets[0], "data") else _files(sets, root)
 
 
@@ -116,7 +152,7 @@ def _load(name: str, part: str | bool, root: Path, note: Note | None) -> Any:
     except (RuntimeError, OSError, ValueError) as error:
         raise UserError(
             f"torchvision:{name} is not in {root} and cannot be downloaded ({one_line(error)}): put it there, or name "
-            "the folder that holds it with --data-root DIR"
+            "the folder that holds it with EXCB_DATA=DIR, or excb-eval's --data-root DIR"
         ) from None
 
 
@@ -146,4 +182,4 @@ def _class_names(data: Any, labels: np.ndarray) -> tuple[str, ...]:
     return tuple(str(name) for name in names)
 
 
-SOURCE = SetSource("torchvision", "torchvision:NAME", open_torchvision, torchvision_name)
+SOURCE = SetSource("torchvision", "torchvision:NAME", open_torchvision, torchvision_name, training_torchvision)

@@ -1,0 +1,1 @@
+"""Data sets that a name stands for: those of torchvision and of the Hugging Face Hub."""
