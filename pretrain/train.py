@@ -197,7 +197,7 @@ def plan(
     Raises:
         UserError: the recipe cannot run on these images or with this number of processes.
     """
-    from excb.images.opening import training_images
+    from excb.sources.opening import training_images
 
     from .data.hub_stream import refuse_stream
     from .initialise import adopted
@@ -281,9 +281,9 @@ def images_of_run(
         UserError: there are none, or the run folder is among them.
     """
     from excb.distributed.collectives import all_succeed
-    from excb.images.opening import opened_by_all
     from excb.images.scanning import refuse_among
     from excb.images.shards import ShardImages
+    from excb.sources.opening import opened_by_all
 
     from .data.hub_stream import open_training
 

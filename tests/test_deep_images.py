@@ -238,7 +238,7 @@ def test_commands_before_a_run_take_deep_images(
     assert f"mapped from the declared {RANGE}" in printed(capsys)
     assert pretrain(["doctor", *data]) in (0, 1)
     assert "16-bit colour" in printed(capsys)
-    assert pretrain(["choose", *data, "--gpus", "0", "--range", RANGE]) == 0
+    assert pretrain(["choose", "--no-pilots", *data, "--gpus", "0", "--range", RANGE]) == 0
     assert declared in printed(capsys)
     assert pretrain(["study", "balancers", *data, "--dry-run", *OVERRIDES, declared, "--out", str(tmp_path / "s")]) == 0
     assert f"mapped from the declared {RANGE}" in printed(capsys)

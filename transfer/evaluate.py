@@ -113,7 +113,7 @@ class Result:
         return "\n".join([f"Result of {self.name}", *(f"  {line}" for line in [*lines, *self.notes])])
 
     def _repr_html_(self) -> str:
-        from .pages.frame import render_fragment
+        from excb.pages.frame import render_fragment
 
         return render_fragment("result", name=self.name, rows=self._rows(), notes=self.notes)
 

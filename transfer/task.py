@@ -32,9 +32,9 @@ from excb.networks.features import Kind
 from excb.networks.preprocessing import Preprocessing
 from excb.references import patches, untrained
 from excb.references.baselines import rows_of_inputs
+from excb.sources.label_files import scan_labelled
 
 from .data.classes import labelled_folder, with_classes_of
-from .data.label_files import scan_labelled
 from .data.mapping import declared_pixels, on_one_mapping
 from .options import BASELINES, REFERENCES
 from .published.subjects import Subject

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from excb.images.image_set import Images
-from excb.images.pixels import Pixels, pixels_of
+from excb.images.pixels import Pixels, Source, pixels_of
 
 
 @dataclass(frozen=True)
@@ -56,6 +56,12 @@ class Subset:
     def stamp(self, index: int) -> str:
         """See `Images.stamp`."""
         return self.images.stamp(int(self.indices[index]))
+
+    def source(self, index: int) -> Source:
+        """See `CodedImages.source`, for sets that have it."""
+        images: Any = self.images
+        source: Source = images.source(int(self.indices[index]))
+        return source
 
     def open(self, index: int) -> Any:
         """See `Images.open`."""

@@ -44,7 +44,7 @@ def run(options: argparse.Namespace) -> int:
     check_gpus(options.gpus)
     recipe = overrides.apply(named_recipe(options), options.overrides) if options.recipe else None
     require_images(options)
-    from excb.images.opening import training_images
+    from excb.sources.opening import training_images
 
     from ..data.hub_stream import refuse_stream
     from ..doctor.checks import CheckedMachine, examine

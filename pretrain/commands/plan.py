@@ -24,7 +24,7 @@ def run(options: argparse.Namespace) -> int:
     """Print what the run will take."""
     recipe = recipe_of(options)
     gpu = None if options.device is None else find_gpu(options.device)
-    from excb.images.opening import training_images
+    from excb.sources.opening import training_images
 
     from ..data.hub_stream import refuse_stream
     from ..initialise import adopted

@@ -62,7 +62,7 @@ def run(options: argparse.Namespace) -> int:
 
 def dry_run_here(options: argparse.Namespace, recipe: Recipe) -> int:
     """Say whether the run can start, then what it takes."""
-    from excb.images.opening import training_images
+    from excb.sources.opening import training_images
 
     from ..data.hub_stream import refuse_stream
     from ..initialise import adopted

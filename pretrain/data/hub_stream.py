@@ -6,9 +6,9 @@ from pathlib import Path
 
 from excb.errors import UserError, nearest_name, require
 from excb.images.image_set import CodedImages
-from excb.images.opening import training_images
 from excb.images.shards import Note
 from excb.remote import byte_ranges
+from excb.sources.opening import training_images
 
 from .stream_images import StreamImages, trouble
 
@@ -18,7 +18,7 @@ _OPTIONS = ("split", "buffer")
 
 
 def open_training(data: str | None, listed: Path | None, note: Note) -> CodedImages | StreamImages:
-    """Open the training images: a stream, or what `excb.images.opening.training_images` opens.
+    """Open the training images: a stream, or what `excb.sources.opening.training_images` opens.
 
     Raises:
         UserError: there are none, or they cannot be used.

@@ -6,7 +6,7 @@ features come to follow the content. Instance retrieval is the share of images t
 view. Without labels, effective rank times neighbour agreement selects the best checkpoint.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 
@@ -162,7 +162,7 @@ class Monitor:
     ) -> NetworkFigures:
         """`measure`, with what the decisive figure counts image by image, and on `halves` where it is asked for."""
         with uncompiled(backbone):
-            plain, augmented = self._both(backbone, self._recipe.views, None, progress, agreed)
+            plain, augmented = self._read_in(backbone, self._recipe.views, None, progress, agreed)
         return run_on_rank0(lambda: self._scored(plain, augmented, halves=halves))
 
     def compare(
@@ -172,6 +172,7 @@ class Monitor:
         *,
         transform: Preprocessing | None = None,
         agreed: Callable[[], bool] = lambda: False,
+        decisive_only: bool = False,
     ) -> dict[str, NetworkFigures]:
         """The figures of several networks on the same inputs, each of which is read once, with their halves.
 
@@ -181,6 +182,7 @@ class Monitor:
             progress: as `measure`.
             transform: of the images, if not the recipe's; the views then have its size, mean and deviation.
             agreed: as `measure`.
+            decisive_only: where labels exist, measure k-NN alone, which needs no augmented views and half the time.
 
         Returns:
             By name, figures as `measure` returns them, without effective_rank and score.
@@ -202,42 +204,46 @@ class Monitor:
         with ExitStack() as eager:
             for network in networks.values():
                 eager.enter_context(uncompiled(network))
-            plain, augmented = self._both(beside, views, transform, progress, agreed)
+            read = self._read_in(
+                beside, views, transform, progress, agreed, plain_only=decisive_only and self._labelled
+            )
 
         def figures() -> dict[str, NetworkFigures]:
-            parts = zip(plain.rows.split(beside.widths, 1), augmented.rows.split(beside.widths, 1), strict=True)
+            each = [[replace(one, rows=rows) for rows in one.rows.split(beside.widths, 1)] for one in read]
             return {
-                name: self._read(replace(plain, rows=rows), replace(augmented, rows=others), halves=True)
-                for name, (rows, others) in zip(networks, parts, strict=True)
+                name: self._read(*parts, halves=True)
+                for name, parts in zip(networks, zip(*each, strict=True), strict=True)
             }
 
         return run_on_rank0(figures)
 
-    def _both(
+    @property
+    def _labelled(self) -> bool:
+        return self.images.labels is not None and self.images.classes is not None
+
+    def _read_in(
         self,
         network: nn.Module,
         views: ViewSettings,
         transform: Preprocessing | None,
         progress: Callable[[int], None],
         agreed: Callable[[], bool],
-    ) -> tuple[Features, Features]:
-        """The features of the images and of their views, on all ranks."""
+        *,
+        plain_only: bool = False,
+    ) -> list[Features]:
+        """The features of the images and, unless `plain_only`, of their views, on all ranks."""
+        kinds = [Inputs(self.images, transform or views.preprocessing, indices=self._mine)]
+        if not plain_only:
+            kinds.append(AugmentedInputs(self.images, views, seed=self._recipe.run.seed, indices=self._mine))
         mine: list[Features] = []
         with suppress(MeasurementStoppedError):
-            mine += self._features(network, views, transform, progress)
+            mine.extend(
+                extract(network, inputs, device=self._device, workers=self._workers, progress=progress)
+                for inputs in kinds
+            )
         if agreed():
             raise MeasurementStoppedError
-        plain, augmented = map(gather_features, mine)
-        return plain, augmented
-
-    def _features(
-        self, network: nn.Module, views: ViewSettings, transform: Preprocessing | None, progress: Callable[[int], None]
-    ) -> Iterator[Features]:
-        for inputs in (
-            Inputs(self.images, transform or views.preprocessing, indices=self._mine),
-            AugmentedInputs(self.images, views, seed=self._recipe.run.seed, indices=self._mine),
-        ):
-            yield extract(network, inputs, device=self._device, workers=self._workers, progress=progress)
+        return [*map(gather_features, mine)]
 
     def _scored(self, plain: Features, augmented: Features, *, halves: bool) -> NetworkFigures:
         rows, reading = plain.rows, self._read(plain, augmented, halves=halves)
@@ -246,23 +252,23 @@ class Monitor:
         score = figures["neighbour_agreement"] * rank / max(1, rows.shape[1])
         return replace(reading, figures={"effective_rank": rank} | figures | {"score": figures.get("knn_top1", score)})
 
-    def _read(self, plain: Features, augmented: Features, *, halves: bool) -> NetworkFigures:
-        rows = plain.rows
-        labelled = self.images.labels is not None and self.images.classes is not None
-        if not usable(rows) or not usable(augmented.rows):
-            zeros = {"neighbour_agreement": 0.0, "instance_retrieval": 0.0} | ({"knn_top1": 0.0} if labelled else {})
+    def _read(self, plain: Features, augmented: Features | None = None, *, halves: bool) -> NetworkFigures:
+        rows, labelled = plain.rows, self._labelled
+        if not usable(rows) or (augmented is not None and not usable(augmented.rows)):
+            zeros = {} if augmented is None else {"neighbour_agreement": 0.0, "instance_retrieval": 0.0}
+            zeros |= {"knn_top1": 0.0} if labelled else {}
             decisive, none = "knn_top1" if labelled else "instance_retrieval", torch.zeros(DIVISIONS)
             return NetworkFigures(zeros, decisive, torch.zeros(len(rows)).bool(), none.double() if halves else None)
         k = min(self._recipe.monitor.k, len(rows) - 1)
         wanted = max(k, enough_neighbours(k, len(rows))) if halves and labelled else k
         neighbours = nearest(rows, rows, wanted, exclude_self=True)
-        others = nearest(augmented.rows, augmented.rows, k, exclude_self=True)
-        nearest_images = nearest(rows, augmented.rows, min(enough(1), len(rows)) if halves else 1).indices
-        hits = retrieved(nearest_images)
-        figures = {
-            "neighbour_agreement": 100 * shared(neighbours.indices[:, :k], others.indices),
-            "instance_retrieval": 100 * float(hits.double().mean()),
-        }
+        figures: dict[str, float] = {}
+        if augmented is not None:
+            others = nearest(augmented.rows, augmented.rows, k, exclude_self=True)
+            nearest_images = nearest(rows, augmented.rows, min(enough(1), len(rows)) if halves else 1).indices
+            hits = retrieved(nearest_images)
+            figures["neighbour_agreement"] = 100 * shared(neighbours.indices[:, :k], others.indices)
+            figures["instance_retrieval"] = 100 * float(hits.double().mean())
         if self.images.labels is None or self.images.classes is None:
             of_halves = torch.from_numpy(retrieval_on_halves(nearest_images)) if halves else None
             return NetworkFigures(figures, "instance_retrieval", hits, of_halves)

@@ -14,7 +14,6 @@ from torch import nn
 
 from excb.distributed.collectives import all_succeed, rank, run_on_rank0, world_size
 from excb.images.image_set import Images
-from excb.images.opening import opened_by_all
 from excb.images.pixels import EIGHT_BIT, Pixels
 from excb.images.shards import Note, ShardImages
 from excb.images.subset import Subset
@@ -22,6 +21,7 @@ from excb.neighbours.knn import top_accuracies, vote
 from excb.neighbours.nearest import nearest
 from excb.networks.backbone import uncompiled
 from excb.networks.features import Features, Inputs, extract
+from excb.sources.opening import opened_by_all
 
 from ..recipe import Recipe
 from .monitor import (

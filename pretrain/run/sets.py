@@ -10,8 +10,6 @@ from typing import Any
 import numpy as np
 
 from excb.images.image_set import CodedImages, Images, ImageSet
-from excb.images.named.table import source_of
-from excb.images.opening import open_images
 from excb.images.pixels import Pixels
 from excb.images.scanning import scan_folder
 from excb.images.shards import Note, ShardImages, open_shards
@@ -19,6 +17,8 @@ from excb.images.subset import Subset
 from excb.images.survey import on_mapping, surveyed, with_pixels
 from excb.images.tars.places import holds_shards, is_shards
 from excb.remote import byte_ranges
+from excb.sources.opening import open_images
+from excb.sources.table import source_of
 
 from .run_folder import facts_of_images
 

@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 
 from excb.features.extraction import files_hash
 from excb.images.image_set import ImageSet
-from excb.images.opening import read_list
 from excb.images.scanning import scan_folder
 from excb.networks.features import Inputs
 from excb.networks.preprocessing import Preprocessing
@@ -19,6 +18,7 @@ from excb.pretrain.__main__ import main
 from excb.pretrain.data.batch import NO_IMAGE
 from excb.pretrain.data.loader import TrainingViews
 from excb.pretrain.data.sampler import SampleRef
+from excb.sources.opening import read_list
 from excb.transfer.data import splits
 from excb.transfer.data.sources import train_and_test
 from tests.fuzz import hostile

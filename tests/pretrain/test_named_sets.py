@@ -9,7 +9,7 @@ from PIL import Image
 from excb.checkpoint import run_checkpoint
 from excb.pretrain.__main__ import main
 from excb.pretrain.run.sets import find_sets
-from tests.excb.images.named.mnist_files import write_mnist
+from tests.excb.sources.mnist_files import write_mnist
 from tests.forked import launch
 from tests.pretrain.small_runs import OVERRIDES, assert_same
 

@@ -13,7 +13,7 @@ from excb.console import Reporter
 from excb.errors import UserError
 from excb.images.image_set import ImageSet
 from excb.images.subset import Subset
-from excb.transfer.pages.gallery import thumbnail
+from excb.pages.gallery import thumbnail
 from excb.transfer.protocols import PROTOCOLS
 from excb.transfer.task import Task, require_colours
 from tests.pretrain.banded import BANDS, PIXELS, band_images

@@ -8,8 +8,8 @@ from typing import Any
 from markupsafe import Markup
 
 from excb.images.image_set import Images
+from excb.pages.frame import render_page
 
-from ..pages.frame import render_page
 from .assignment import CentroidNeighbours, ClusterAssignment
 from .files import path_names
 from .statistics import LabelCounts

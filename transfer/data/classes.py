@@ -9,10 +9,9 @@ import numpy as np
 
 from excb.errors import UserError, nearest_name
 from excb.images.image_set import Images, ImageSet
-from excb.images.named.source import Note
 from excb.images.shards import ShardImages
-
-from .label_files import scan_labelled
+from excb.sources.label_files import scan_labelled
+from excb.sources.source import Note
 
 FixedImages = TypeVar("FixedImages", bound=ImageSet | ShardImages)
 

@@ -13,14 +13,14 @@ from excb.console import plural
 from excb.errors import UserError, nearest_path, require
 from excb.files.regular import is_folder
 from excb.images.image_set import Images, ImageSet
-from excb.images.named.source import Note, Split
 from excb.images.scanning import scan_folder
 from excb.images.shards import ShardImages, open_shards
 from excb.images.tars.places import holds_shards, is_shards
 from excb.remote.byte_ranges import is_remote
+from excb.sources.label_files import is_table, label_table, scan_labelled
+from excb.sources.source import Note, Split
 
 from .classes import labelled_folder, with_classes_of
-from .label_files import is_table, label_table, scan_labelled
 from .label_lists import labelled_by_list, list_beside
 
 # SHA-256 of ImageNet's 1,000 sorted class folders, one per line: the class order of every ImageNet classifier.

@@ -9,8 +9,8 @@ import numpy as np
 
 from excb.errors import UserError, require
 from excb.images.image_set import Images, ImageSet
-from excb.images.named.source import Note, SetSource, Split
 from excb.ledger import NOTHING, Ledger
+from excb.sources.source import Note, SetSource, Split
 
 from .multilabel_layouts import LAYOUTS, Known
 

@@ -9,8 +9,8 @@ from typing import Any
 
 from excb.errors import UserError, require
 from excb.files import json_text
-from excb.images.named.source import Split
 from excb.ledger import NOTHING, Ledger
+from excb.sources.source import Split
 
 from ..coco.reading import SPLITS, files_beside, layout_place, read_labels
 

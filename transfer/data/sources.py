@@ -5,17 +5,17 @@ from pathlib import Path
 
 from excb.errors import UserError, nearest_path, require
 from excb.images.image_set import Images
-from excb.images.named.source import Note, SetSource, Split
-from excb.images.named.table import SOURCES as NAMED_SETS
-from excb.images.named.table import source_of
-from excb.images.opening import open_images
 from excb.images.tars.places import is_shards, names_tars
 from excb.remote.byte_ranges import is_remote
+from excb.sources.label_files import is_table
+from excb.sources.opening import open_images
+from excb.sources.source import Note, SetSource, Split
+from excb.sources.table import SOURCES as NAMED_SETS
+from excb.sources.table import source_of
 
 from . import multilabel
 from .classes import OtherClassesError
 from .folders import held_out_place, images_below, images_with_labels, open_folder, test_images
-from .label_files import is_table
 
 SOURCES: tuple[SetSource, ...] = (*NAMED_SETS, multilabel.SOURCE)
 

@@ -13,9 +13,9 @@ from excb.distributed.collectives import run_on_rank0
 from excb.errors import UserError, require
 from excb.files.atomic import write_text
 from excb.images.image_set import Images
-from excb.images.opening import read_list
 from excb.remote.download import open_address
 from excb.seeding import Purpose, generator
+from excb.sources.opening import read_list
 
 ADDRESS = "https://raw.githubusercontent.com/google-research/simclr/master/imagenet_subsets/{}"
 TIMEOUT = 30  # seconds without an answer

@@ -7,9 +7,9 @@ from pathlib import Path
 from excb.console import plural
 from excb.images.picture import as_channels
 from excb.images.pixels import EIGHT_BIT, Pixels
+from excb.pages.gallery import GallerySection, Picture, PictureGroup, render_gallery
 from excb.results.result import folder_name
 
-from ..pages.gallery import GallerySection, Picture, PictureGroup, render_gallery
 from .embeddings import Embeddings, Match
 
 MOST_GROUPS, MOST_IN_GROUP = 100, 12  # that the page shows: a few megabytes of pictures

@@ -8,12 +8,12 @@ from typing import Any
 
 from excb.errors import UserError, require
 from excb.images.image_set import Images, ImageSet, fingerprint_of
-from excb.images.opening import open_images, training_images
 from excb.images.picture import as_channels, is_picture
 from excb.images.pixels import EIGHT_BIT, Pixels
 from excb.images.tars.places import is_shards
+from excb.sources.label_files import is_table, scan_labelled
+from excb.sources.opening import open_images, training_images
 
-from ..data.label_files import is_table, scan_labelled
 from ..data.sources import is_named, open_source
 
 

@@ -4,9 +4,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from excb.pages.frame import data_address, render_page
 from excb.results.result import Result, folder_name, interval_text
 
-from ..pages.frame import data_address, render_page
 from ..protocols import headline, kind_of, title
 from ..reporting.fields import readable
 from ..reporting.references import titles_of

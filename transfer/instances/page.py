@@ -5,9 +5,9 @@ from functools import partial
 import numpy as np
 
 from excb.images.image_set import Images
+from excb.pages.gallery import GallerySection, Picture, PictureGroup, render_gallery
 from excb.results.result import Result, folder_name
 
-from ..pages.gallery import GallerySection, Picture, PictureGroup, render_gallery
 from .scores import InstanceMeasurements
 from .setup import InstanceTask
 

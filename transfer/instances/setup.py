@@ -14,12 +14,12 @@ from excb.distributed.collectives import run_on_rank0
 from excb.errors import UserError, first_line
 from excb.hub.backbone import Backbone
 from excb.images.image_set import Images
-from excb.images.opening import open_images
 from excb.neighbours.unit_rows import Rows
 from excb.networks.backbone import REFUSALS, evaluating
 from excb.networks.features import Kind
 from excb.networks.outputs import resized_preprocessing
 from excb.networks.preprocessing import Preprocessing
+from excb.sources.opening import open_images
 
 from ..data.mapping import all_on_one_mapping, declared_pixels
 from ..options import OwnSetOptions

@@ -3,9 +3,9 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from excb.pages.frame import render_page
 from excb.results.result import interval_text
 
-from ..pages.frame import render_page
 from .board import REPRODUCED, STATUSES, Board, Group, LeaderboardRow
 from .figure import LeaderboardPoint, drawing
 

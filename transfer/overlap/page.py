@@ -5,9 +5,9 @@ from collections.abc import Callable
 from functools import partial
 
 from excb.images.image_set import Images
+from excb.pages.gallery import GallerySection, GalleryTable, Picture, PictureGroup, render_gallery
 from excb.results.result import folder_name, interval_text
 
-from ..pages.gallery import GallerySection, GalleryTable, Picture, PictureGroup, render_gallery
 from .altered import KINDS
 from .auditing import ALL, ONLY, SHARE, WITHOUT, Audit
 from .calibration import EITHER

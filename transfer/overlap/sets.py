@@ -5,8 +5,8 @@ from pathlib import Path
 
 from excb.console import Reporter
 from excb.images.image_set import Images, ImageSet
-from excb.images.named.source import Split
 from excb.images.shards import ShardImages
+from excb.sources.source import Split
 
 from ..data.classes import OtherClassesError, with_classes_of
 from ..data.sources import is_named, open_source

@@ -9,8 +9,8 @@ from torch import Tensor
 
 from excb.errors import require
 from excb.hub.adopted import OwnTransform
-from excb.images.named.source import Note
 from excb.images.subset import Subset
+from excb.sources.source import Note
 
 from ..data.mapping import like_the_others
 from ..data.splits import stratified_split

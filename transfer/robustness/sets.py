@@ -17,8 +17,8 @@ from torch import Tensor
 from excb.errors import UserError, nearest_name, require
 from excb.files import json_text
 from excb.images.image_set import Images
-from excb.images.named.source import Note
 from excb.images.subset import Subset
+from excb.sources.source import Note
 
 from ..data.changed import ChangedImages
 from ..data.folders import images_with_labels, is_imagenet

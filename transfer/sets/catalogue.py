@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 
 from excb.images.image_set import Images
-from excb.images.named.source import Note
+from excb.sources.source import Note
 
 from . import layouts
 from .metrics import MAP11, MEAN_PER_CLASS, TOP1, Metric

@@ -11,7 +11,7 @@ from typing import Any
 from excb.distributed.collectives import all_succeed
 from excb.errors import UserError, nearest_name, require
 from excb.images.image_set import Images
-from excb.images.named.source import Note
+from excb.sources.source import Note
 
 from ..data.multilabel import PREFIX, has_label_sets
 from ..data.sources import is_named, train_and_test

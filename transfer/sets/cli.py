@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 def _work(given: list[Any], shell: Shell, device: "torch.device") -> int:
     from excb.distributed.collectives import all_succeed, run_on_rank0
-    from excb.images.named.torchvision_sets import sets_root
+    from excb.sources.torchvision_sets import sets_root
 
     from ..every import suite
     from .choosing import open_sets, sets_named

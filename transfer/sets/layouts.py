@@ -6,10 +6,10 @@ import numpy as np
 
 from excb.errors import UserError, require
 from excb.images.image_set import Images, ImageSet
-from excb.images.named.source import Note
-from excb.images.named.torchvision_sets import open_torchvision
 from excb.images.subset import Subset
 from excb.seeding import Purpose, generator
+from excb.sources.source import Note
+from excb.sources.torchvision_sets import open_torchvision
 
 from ..data.classes import labelled_folder
 from ..data.multilabel import open_multilabel

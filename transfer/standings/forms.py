@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from excb.files import markdown
+from excb.pages.frame import data_address, render_page
 
-from ..pages.frame import data_address, render_page
 from .table import FigureCell, FigureTable
 
 _LATEX = {

@@ -5,10 +5,10 @@ from collections.abc import Iterator
 from datetime import UTC, datetime
 
 from excb.charts.style import figure_bytes
+from excb.pages.frame import Figure, data_address, render_page
 from excb.references.guessing import TITLES
 from excb.results.result import folder_name
 
-from ..pages.frame import Figure, data_address, render_page
 from ..protocols import title
 from .chart import draw_watch
 from .setup import command_text

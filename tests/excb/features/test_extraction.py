@@ -24,9 +24,9 @@ from excb.features import cache, extraction
 from excb.features.cache import FOLDER, META, entries
 from excb.features.extraction import Extraction, files_hash, modules_hash
 from excb.images.image_set import ImageSet
-from excb.images.named.torchvision_sets import ArrayImages
 from excb.images.scanning import scan_folder
 from excb.networks.backbone import weights_hash
+from excb.sources.torchvision_sets import ArrayImages
 from excb.transfer.task import Task
 from tests.excb.images.deep_files import BLUE, GREEN, RED, linear_profile
 from tests.forked import server

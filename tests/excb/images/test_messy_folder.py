@@ -12,12 +12,12 @@ from pathlib import Path
 import pytest
 
 from excb.images.image_set import Images, ledger_of
-from excb.images.opening import open_images, training_images
 from excb.images.scanning import scan_folder
 from excb.images.shards import open_shards
 from excb.pretrain.__main__ import main as pretrain
 from excb.pretrain.doctor.tree import check_tree
 from excb.pretrain.run.sets import find_sets
+from excb.sources.opening import open_images, training_images
 from excb.transfer.coco.reading import read_coco
 from excb.transfer.data.folders import images_below
 from excb.transfer.data.sources import images_of, open_source, train_and_test

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 from excb.errors import UserError
-from excb.images.opening import read_list
 from excb.images.scanning import refuse_among, scan_folder
+from excb.sources.opening import read_list
 from tests.excb.images.empty_files import touch
 
 

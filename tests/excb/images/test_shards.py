@@ -18,7 +18,6 @@ from torch.utils.data import DataLoader
 from excb.distributed.workers import follow_parent
 from excb.errors import UserError
 from excb.images.decoding import BrokenImageError
-from excb.images.opening import open_images
 from excb.images.scanning import scan_folder
 from excb.images.shards import ShardImages, open_shards
 from excb.images.subset import Subset
@@ -26,6 +25,7 @@ from excb.images.tars.index import FOLDER
 from excb.images.tars.places import is_shards
 from excb.networks.features import Inputs
 from excb.remote import byte_ranges
+from excb.sources.opening import open_images
 from tests.excb.images.shard_files import pack_folder, picture, tar_of, webdataset
 
 pytestmark = pytest.mark.usefixtures("one_thread")

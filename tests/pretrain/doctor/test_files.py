@@ -7,12 +7,12 @@ import pytest
 from PIL import Image
 
 from excb.console import Reporter
-from excb.images.opening import read_list
 from excb.images.scanning import scan_folder
 from excb.images.shards import open_shards
 from excb.pretrain.doctor import files
 from excb.pretrain.doctor.files import check_files
 from excb.pretrain.doctor.finding import Finding
+from excb.sources.opening import read_list
 from tests.excb.images.shard_files import pack_folder
 from tests.pretrain.small_runs import write_images
 

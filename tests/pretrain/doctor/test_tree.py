@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from excb.images.opening import read_list
 from excb.images.scanning import scan_folder
 from excb.images.shards import open_shards
 from excb.pretrain.doctor.finding import Finding
 from excb.pretrain.doctor.tree import check_tree
+from excb.sources.opening import read_list
 from tests.excb.images.shard_files import pack_folder
 from tests.pretrain.small_runs import write_images
 

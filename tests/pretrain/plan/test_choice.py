@@ -145,11 +145,11 @@ def test_large_photographs_are_to_be_copied_first(images: Path, monkeypatch: pyt
 
 
 def test_the_command_that_it_prints_is_one(images: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["choose", "--data", str(images), "--json", "--gpus", "0"]) == 0
+    assert main(["choose", "--no-pilots", "--data", str(images), "--json", "--gpus", "0"]) == 0
     proposed = json.loads(capsys.readouterr().out)
     words = shlex.split(proposed["command"])
     assert main(["show", *words[1:], "--quiet"]) == 0
-    assert main(["choose", "--data", str(images)]) == 0
+    assert main(["choose", "--no-pilots", "--data", str(images)]) == 0
     assert "- 36 images, their shorter side 36 pixels (median)" in capsys.readouterr().out
 
 

@@ -14,7 +14,6 @@ from excb.checkpoint import run_checkpoint
 from excb.console import Reporter
 from excb.errors import UserError
 from excb.files.run_files import read_metrics
-from excb.images.opening import training_images
 from excb.images.scanning import scan_folder
 from excb.networks.backbone import weights_hash
 from excb.pretrain import loop
@@ -24,6 +23,7 @@ from excb.pretrain.distil.kept import KeptTargets
 from excb.pretrain.distil.teachers import Teacher, load_teachers
 from excb.pretrain.overrides import apply, find_recipe
 from excb.pretrain.training import teaching
+from excb.sources.opening import training_images
 from tests.excb.images.shard_files import pack_folder
 from tests.pretrain.distil import taught
 from tests.pretrain.small_runs import OVERRIDES, assert_same, stopped_before, write_images

@@ -16,9 +16,9 @@ from PIL import Image
 
 from excb.errors import UserError
 from excb.images.decoding import BrokenImageError, open_image
-from excb.images.named.source import SetSource, numbered
-from excb.images.named.torchvision_sets import SETS, ArrayImages
 from excb.images.scanning import scan_folder
+from excb.sources.source import SetSource, numbered
+from excb.sources.torchvision_sets import SETS, ArrayImages
 from excb.transfer.data import sources
 from excb.transfer.data.classes import labelled_folder, with_classes_of
 from excb.transfer.data.sources import images_of, open_source, train_and_test

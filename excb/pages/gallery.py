@@ -11,8 +11,7 @@ from PIL import Image
 from excb.errors import UserError
 from excb.images.decoding import BrokenImageError
 from excb.images.picture import visible_rgb
-
-from .frame import Figure, data_address, render_page
+from excb.pages.frame import Figure, data_address, render_page
 
 SIDE, QUALITY = 220, 75  # longer side in pixels, for screens of two dots a pixel too; of JPEG
 

@@ -15,9 +15,9 @@ from PIL.Image import Image, fromarray
 from excb.errors import UserError, nearest_name
 from excb.images.decoding import to_rgb
 from excb.images.image_set import Images, ImageSet
-from excb.images.named.source import Note, NumberedImages, SetSource, Split, one_line, rank0_then_all
 from excb.ledger import NOTHING, Ledger
 from excb.remote.home import expanded
+from excb.sources.source import Note, NumberedImages, SetSource, Split, one_line, rank0_then_all
 
 # torchvision's names of the train splits and of the test split. Sets without a test split are left out.
 SETS: dict[str, tuple[tuple[str | bool, ...], str | bool]] = {

@@ -6,7 +6,7 @@ import pytest
 from PIL import Image
 
 from excb.errors import UserError
-from excb.images.opening import open_images, read_list
+from excb.sources.opening import open_images, read_list
 
 
 def one_line(error: pytest.ExceptionInfo[UserError]) -> str:

@@ -2,8 +2,8 @@
 
 from collections.abc import Sequence
 
-from excb.images.named import hub_sets, torchvision_sets
-from excb.images.named.source import SetSource
+from excb.sources import hub_sets, torchvision_sets
+from excb.sources.source import SetSource
 
 SOURCES: tuple[SetSource, ...] = (torchvision_sets.SOURCE, hub_sets.SOURCE)
 

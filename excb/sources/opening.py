@@ -7,11 +7,11 @@ from typing import TypeVar
 
 from excb.errors import UserError
 from excb.images.image_set import CodedImages, ImageSet, ledger_of
-from excb.images.named.table import source_of
 from excb.images.scanning import scan_folder
 from excb.images.shards import Note, open_shards
 from excb.images.tars.places import holds_shards, is_shards, names_tars
 from excb.remote import byte_ranges
+from excb.sources.table import source_of
 
 T = TypeVar("T")
 LOOKED_AT = 8  # first files of a list: if all are missing, its paths start elsewhere, or its lines hold more than paths

@@ -5,7 +5,7 @@ from html.parser import HTMLParser
 
 import pytest
 
-from excb.transfer.pages.frame import render_page
+from excb.pages.frame import render_page
 from tests.transfer.result_files import HOSTILE
 
 

@@ -14,9 +14,9 @@ import numpy as np
 from excb.console import plural
 from excb.errors import UserError, require
 from excb.images.image_set import ImageSet
-from excb.images.named.source import Note, Split
 from excb.images.scanning import scan_folder
 from excb.ledger import NAMED, Ledger, LedgerEntry
+from excb.sources.source import Note, Split
 
 INSIDE = ("metadata.csv", "labels.csv")
 PATHS, LABELS, SPLIT = ("file_name", "path", "filename", "image", "file"), ("label", "class"), "split"

@@ -1,1 +1,0 @@
-"""Data sets that a name stands for: those of torchvision and of the Hugging Face Hub."""

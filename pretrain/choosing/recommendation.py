@@ -1,0 +1,126 @@
+"""The recommendation that follows from an experiment: a network as it is, adapted, distilled, from scratch, or none."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from ..run.taught import CHEAPER
+from .trials import Experiment, Trial
+
+Action = Literal["use", "adapt", "distil", "pretrain", "undecided"]
+
+
+@dataclass(frozen=True)
+class Recommendation:
+    """The action to take.
+
+    Attributes:
+        action: in one word.
+        trial: the trial that it follows from; None if nothing is recommended.
+        reason: why, with figures.
+        remarks: what else follows, one sentence each.
+    """
+
+    action: Action
+    trial: Trial | None
+    reason: str
+    remarks: tuple[str, ...] = ()
+
+
+def recommend(experiment: Experiment) -> Recommendation:
+    """Decide; only differences beyond chance count, and the best of several has to show more.
+
+    A frozen network wins a tie, because it costs no training, except against a student that is as good and cheaper.
+    """
+    reference = experiment.best("reference")
+    assert reference is not None  # guessing is always there
+    frozen = experiment.best("frozen")
+    tries = len(experiment.of("frozen", "distilled", "pretrained", "adapted"))
+    if frozen is None or not frozen.leads(reference, tries=tries):
+        return _without_network(experiment, reference, frozen, tries)
+    adapted, scratch, student = (experiment.best(kind) for kind in ("adapted", "pretrained", "distilled"))
+    ahead = f"{_said(frozen)} is ahead of {_said(reference)}, the best reference without training"
+    if adapted is not None and adapted.leads(frozen):
+        reason = f"{ahead}, and a short run that adapts it gains {adapted.value - frozen.value:.1f} points more"
+        return Recommendation("adapt", adapted, reason, tuple(_remarks(experiment, frozen)))
+    if scratch is not None and scratch.leads(frozen, tries=len(experiment.of("pretrained"))):
+        reason = f"already {_said(scratch)} is ahead of {_said(frozen)}, the best network at hand"
+        return Recommendation("pretrain", scratch, reason, tuple(_remarks(experiment, frozen)))
+    if student is not None and _replaces(student, frozen):
+        reason = (
+            f"already {_said(student)} is level with its teacher {_said(frozen)} within chance "
+            f"({student.margin(frozen):.1f} points), and cheaper to use ({_price(student, frozen)})"
+        )
+        return Recommendation("distil", student, reason, tuple(_remarks(experiment, frozen)))
+    return Recommendation("use", frozen, ahead, tuple(_remarks(experiment, frozen)))
+
+
+def _without_network(experiment: Experiment, reference: Trial, frozen: Trial | None, tries: int) -> Recommendation:
+    """Where no network at hand is ahead of what needs none."""
+    run = experiment.best("distilled", "pretrained")
+    none = "no trained network is at hand" if frozen is None else f"no network at hand is ahead of {_said(reference)}"
+    fetch = "fetch one to compare with, such as mobilenetv2 (`excb-zoo pull mobilenetv2`, 9 MB), and repeat this"
+    remarks = [fetch] if frozen is None or frozen.name in ("conv4_photos", "tiny_grocery") else []
+    if run is not None and run.leads(reference, tries=tries):
+        action: Action = "distil" if run.kind == "distilled" else "pretrain"
+        return Recommendation(action, run, f"{none}, and already {_said(run)} is", tuple(remarks))
+    few = "label some dozen to some hundred of them (--labels FILE.csv)"
+    return Recommendation(
+        "undecided",
+        None,
+        f"{none} by more than chance, nor is a short run",
+        (*remarks, "add images" if experiment.labelled else few),
+    )
+
+
+def _remarks(experiment: Experiment, frozen: Trial) -> list[str]:
+    """Everything else that a user would want to know."""
+    remarks = []
+    adapted, student, scratch = (experiment.best(kind) for kind in ("adapted", "distilled", "pretrained"))
+    if adapted is not None and not adapted.leads(frozen):
+        change = adapted.value - frozen.value
+        worse = frozen.leads(adapted)
+        found = (
+            "kept the original"
+            if not change
+            else f"changed it by {change:+.1f} points, {'a loss' if worse else 'chance'}"
+        )
+        remarks.append(
+            f"a short run that adapts {frozen.name} {found}"
+            + ("" if worse else "; a full run is compared with the original, too, and says what it gained")
+        )
+    if student is not None and student.cost is not None and frozen.cost is not None and _cheaper(student, frozen):
+        remarks.append(
+            f"if time or size decides: {_said(student)}, taught by {student.base} in a short run, keeps "
+            f"{100 * student.value / max(frozen.value, 1e-9):.0f} % of it at {_price(student, frozen)}; a full run "
+            "keeps more"
+        )
+    if scratch is not None and frozen.leads(scratch):
+        lead = frozen.value - scratch.value
+        remarks.append(f"from random weights, {_said(scratch)} is {lead:.1f} points behind after a short run")
+    if not experiment.labelled:
+        remarks.append(
+            "without labels this says how well features find an altered copy of an image again, not what they say of "
+            "its subject: a few hundred labels (--labels FILE.csv, columns path and label) decide better"
+        )
+    return remarks
+
+
+def _said(trial: Trial) -> str:
+    return f"{trial.name} ({trial.value:.1f} %)"
+
+
+def _replaces(student: Trial, frozen: Trial) -> bool:
+    return not frozen.leads(student) and _cheaper(student, frozen)
+
+
+def _cheaper(student: Trial, frozen: Trial) -> bool:
+    assert student.cost is not None
+    assert frozen.cost is not None
+    return student.cost.milliseconds < CHEAPER * frozen.cost.milliseconds
+
+
+def _price(student: Trial, frozen: Trial) -> str:
+    assert student.cost is not None
+    assert frozen.cost is not None
+    share = student.cost.milliseconds / max(frozen.cost.milliseconds, 1e-9)
+    return f"{student.cost.milliseconds:.2g} ms an image, {100 * share:.0f} % of its time"

@@ -1,0 +1,51 @@
+"""The images of an experiment: some that short runs learn from, and others, which none of them sees, to measure on."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from excb import seeding
+from excb.images.image_set import CodedImages
+from excb.images.subset import Subset
+
+MEASURED = 1000  # images at most; half the set if it is small
+LEARNED = 2500  # at most
+FEWEST = 100  # of either, below which intervals are too wide
+
+
+@dataclass(frozen=True)
+class TrialImages:
+    """Images to learn from and images to measure on, of one set."""
+
+    learned: Subset
+    measured: Subset
+
+    @property
+    def labelled(self) -> bool:
+        """Whether k-NN by labels can be measured."""
+        return self.measured.labels is not None and self.measured.classes is not None
+
+
+def draw_images(images: CodedImages, labelled: CodedImages | None = None, *, seed: int = 0) -> TrialImages:
+    """Divide a set, or as much of it as an experiment reads; the same images for the same seed.
+
+    Args:
+        images: all images.
+        labelled: those with labels, where a table names them: they are measured, and the others are learned from.
+        seed: of the draw.
+    """
+    random = seeding.generator(seeding.Purpose.MONITOR, seed)
+    if labelled is None:
+        order = random.permutation(len(images))
+        measured = min(MEASURED, len(order) // 2)
+        return TrialImages(
+            Subset(images, _sorted(order[measured : measured + LEARNED])), Subset(images, _sorted(order[:measured]))
+        )
+    chosen = _sorted(random.permutation(len(labelled))[:MEASURED])
+    named = {labelled.paths[index] for index in chosen.tolist()}
+    rest = np.array([index for index, path in enumerate(images.paths) if path not in named], np.int64)
+    return TrialImages(Subset(images, _sorted(random.permutation(rest)[:LEARNED])), Subset(labelled, chosen))
+
+
+def _sorted(indices: np.ndarray) -> np.ndarray:
+    return np.sort(indices).astype(np.int64)

@@ -1,0 +1,80 @@
+"""The recommendation from an experiment: only differences beyond chance count, whatever is tried."""
+
+import numpy as np
+import pytest
+import torch
+
+from excb.inference.halves import DIVISIONS
+from excb.pretrain.choosing.recommendation import recommend
+from excb.pretrain.choosing.trials import Experiment, Kind, Trial
+from excb.pretrain.run.monitor import NetworkFigures
+from excb.pretrain.run.taught import NetworkCost
+
+IMAGES = 1000
+SLOW, FAST = NetworkCost(2_000_000, 8.0, 16.0), NetworkCost(700_000, 2.8, 1.0)
+
+
+def trial(name: str, kind: Kind, percent: float, cost: NetworkCost | None = None, base: str = "") -> Trial:
+    """A trial that is right on so many images, independently of the others."""
+    random = np.random.default_rng([*name.encode()])
+    hits = np.zeros(IMAGES, bool)
+    hits[random.permutation(IMAGES)[: round(percent * IMAGES / 100)]] = True
+    halves = random.normal(0, np.sqrt(hits.var() * 4 / IMAGES), DIVISIONS)
+    figures = {"knn_top1": 100 * float(hits.mean())}
+    reading = NetworkFigures(figures, "knn_top1", torch.from_numpy(hits), torch.from_numpy(halves))
+    return Trial(name, kind, reading, 1.0, cost=cost, base=base)
+
+
+def experiment(*trials: Trial, labelled: bool = True) -> Experiment:
+    guess = trial("guessing", "reference", 3)
+    return Experiment((guess, trial("patches", "reference", 30), *trials), IMAGES, 2000, labelled)
+
+
+FROZEN = trial("large", "frozen", 60, SLOW)
+
+
+@pytest.mark.parametrize(
+    ("tried", "action", "name"),
+    [
+        ((FROZEN,), "use", "large"),
+        ((FROZEN, trial("small", "frozen", 40, FAST)), "use", "large"),
+        ((FROZEN, trial("large adapted", "adapted", 75, SLOW, "large")), "adapt", "large adapted"),
+        ((FROZEN, trial("large adapted", "adapted", 61, SLOW, "large")), "use", "large"),
+        ((FROZEN, trial("student", "distilled", 59.5, FAST, "large")), "distil", "student"),
+        ((FROZEN, trial("student", "distilled", 59.5, SLOW, "large")), "use", "large"),
+        ((FROZEN, trial("student", "distilled", 45, FAST, "large")), "use", "large"),
+        ((FROZEN, trial("weak", "pretrained", 72, FAST)), "pretrain", "weak"),
+        ((FROZEN, trial("weak", "pretrained", 50, FAST)), "use", "large"),
+        ((trial("large", "frozen", 31, SLOW), trial("weak", "pretrained", 45, FAST)), "pretrain", "weak"),
+        ((trial("large", "frozen", 31, SLOW), trial("student", "distilled", 45, FAST, "large")), "distil", "student"),
+        ((trial("weak", "pretrained", 45, FAST),), "pretrain", "weak"),
+        ((trial("large", "frozen", 31, SLOW), trial("weak", "pretrained", 29, FAST)), "undecided", None),
+        ((), "undecided", None),
+    ],
+)
+def test_what_is_recommended(tried: tuple[Trial, ...], action: str, name: str | None) -> None:
+    made = recommend(experiment(*tried))
+    assert made.action == action
+    assert (made.trial.name if made.trial is not None else None) == name
+    assert all("\n" not in line for line in (made.reason, *made.remarks))
+
+
+def test_the_best_of_equals_is_rarely_recommended() -> None:
+    """Networks that are all as good as the best reference: in 5 % of experiments one of them is, not in a third."""
+    undecided = 0
+    for number in range(100):
+        equals = [
+            trial(f"{number} {each}", "frozen", 30 + np.random.default_rng(5 * number + each).normal(0, 1.45), SLOW)
+            for each in range(5)
+        ]
+        undecided += recommend(experiment(*equals)).action == "undecided"
+    assert undecided >= 90
+
+
+def test_without_labels_it_says_what_the_figure_is_not() -> None:
+    assert any("without labels" in remark for remark in recommend(experiment(FROZEN, labelled=False)).remarks)
+    assert not any("without labels" in remark for remark in recommend(experiment(FROZEN)).remarks)
+
+
+def test_a_network_to_compare_with_is_named_where_none_is_here() -> None:
+    assert any("excb-zoo pull" in remark for remark in recommend(experiment()).remarks)
