@@ -25,7 +25,8 @@ extensions = [
     "sphinx.ext.napoleon",
     "sphinx.ext.viewcode",
     "sphinx_copybutton",
-    "from_code",  # beside this file
+    "from_code",  # beside this file, as the next
+    "records",
 ]
 exclude_patterns = ["_build"]
 html_show_sourcelink = False
