@@ -343,6 +343,12 @@ class MonitorSettings:
 
     every_epochs: int = option(10, "epochs between measurements; the last epoch is always measured", source="ours")
     images: int = option(10_000, "training images used at most, the same ones every time", source="ours")
+    share: float | None = option(
+        None,
+        "images measured in all, as a share of those trained on in all epochs: short runs of many images use fewer than "
+        "monitor.images, at least 1,000; none: always as many",
+        source="ours",
+    )
     k: int = option(20, "neighbours of the k-NN figures and of the agreement of neighbours", source="DINO")
     data: str | None = option(
         None,
@@ -364,6 +370,7 @@ class MonitorSettings:
     def __post_init__(self) -> None:
         require(self.every_epochs >= 1, "monitor.every_epochs must be at least 1")
         require(self.images >= 2, "monitor.images must be at least 2")
+        require(self.share is None or self.share > 0, "monitor.share must be above 0, or none")
         require(self.k >= 1, "monitor.k must be at least 1")
         require(
             self.protocol is None or self.data is not None,

@@ -28,6 +28,8 @@ SHARP: dict[str, Any] = {"blur": (0.0, 0.0), "blur_local": 0.0, "solarize": (0.0
 NEAR_COLOURS: dict[str, Any] = SHARP | {"hue": 0.02, "grey": 0.05}
 WEAK_JITTER: dict[str, Any] = {"jitter": 0.4, "hue": 0.02, "grey": 0.05}
 
+MEASURED_SHARE = 0.1  # of the images of a run: measuring is a tenth of its passes at most
+
 # For runs of some thousand steps: the teacher follows faster, and projections are kept apart from the first steps on.
 SHORT_RUN: dict[str, Any] = {
     "hidden": 512,
@@ -100,7 +102,7 @@ def rn18_small() -> Recipe:
         views=NEAR_COLOURS
         | {"local_views": 2, "global_size": 64, "local_size": 32, "eval_resize": 80, "eval_crop": 80},
         optim={"epochs": 30, "batch": 64, "base_lr": 0.3, "warmup_epochs": 1.0},
-        monitor={"every_epochs": 5},
+        monitor={"every_epochs": 5, "share": MEASURED_SHARE},
         efficiency=AUTO_PRECISION,
     )
 
@@ -156,7 +158,7 @@ def photos_small() -> Recipe:
         method={"clusters": 256, "contrast": 2.0},
         views={"global_size": 64, "local_size": 32, "eval_resize": 96, "eval_crop": 80},
         optim={"epochs": 100, "batch": 64, "base_lr": 0.6},
-        monitor={"every_epochs": 10, "images": 10_000},
+        monitor={"every_epochs": 10, "images": 10_000, "share": MEASURED_SHARE},
         efficiency={"scaled_decoding": True},
     )
 
@@ -262,7 +264,7 @@ def cifar10() -> Recipe:
         },
         views=SHARP | {"local_views": 0, "global_size": 32, "eval_resize": 32, "eval_crop": 32},
         optim={"epochs": 200, "batch": 256, "base_lr": 0.3, "warmup_epochs": 5.0},
-        monitor={"every_epochs": 20},
+        monitor={"every_epochs": 20, "share": MEASURED_SHARE},
         efficiency=AUTO_PRECISION,
     )
 

@@ -33,6 +33,7 @@ from ..data.views import ViewMaker
 from ..recipe import Recipe, ViewSettings
 
 KNN_TEMPERATURE = 0.07  # DINO's
+FEWEST = 1000  # images, of which a share has an interval of 3 points to either side
 
 
 class MeasurementStoppedError(Exception):
@@ -109,17 +110,30 @@ class AugmentedInputs(Inputs):
         return augment(torch.from_numpy(crops), torch.from_numpy(parameters), self._settings)[0]
 
 
-def fixed_subset(images: Images, recipe: Recipe) -> Subset:
-    """At most `monitor.images` images of a set, the same ones every time."""
+def images_measured(recipe: Recipe, images: int) -> int:
+    """Images that each measurement of a run reads, of a set of so many.
+
+    A measurement costs a pass or two over them, however short the run is. With `monitor.share`, all of them together
+    read at most that share of the images that the run trains on, but no fewer than `FEWEST` each.
+    """
+    settings, epochs = recipe.monitor, recipe.optim.epochs
+    if settings.share is None:
+        return settings.images
+    measurements = epochs // settings.every_epochs + 2  # the last epoch, and the verdict
+    return min(settings.images, max(FEWEST, int(settings.share * images * epochs / measurements)))
+
+
+def fixed_subset(images: Images, recipe: Recipe, most: int) -> Subset:
+    """At most so many images of a set, the same ones every time."""
     random = seeding.generator(seeding.Purpose.MONITOR, recipe.run.seed)
-    return Subset(images, np.sort(random.permutation(len(images))[: recipe.monitor.images]).astype(np.int64))
+    return Subset(images, np.sort(random.permutation(len(images))[:most]).astype(np.int64))
 
 
 class Monitor:
     """Measures a backbone on a fixed subset of the training images; each rank extracts features of its part."""
 
     def __init__(self, images: Images, recipe: Recipe, *, device: torch.device, workers: int) -> None:
-        self.images = fixed_subset(images, recipe)
+        self.images = fixed_subset(images, recipe, images_measured(recipe, len(images)))
         self._recipe, self._device, self._workers = recipe, device, workers
         self._mine = range(rank(), len(self.images), world_size())
 

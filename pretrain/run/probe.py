@@ -74,7 +74,9 @@ class FolderProbe:
         if sets.held_out is None:
             self._monitor = Monitor(sets.train, recipe, device=device, workers=workers)
         else:
-            self._bank, self._queries = (fixed_subset(images, recipe) for images in (sets.train, sets.held_out))
+            self._bank, self._queries = (
+                fixed_subset(images, recipe, recipe.monitor.images) for images in (sets.train, sets.held_out)
+            )
 
     @property
     def passes(self) -> int:

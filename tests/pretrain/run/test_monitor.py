@@ -12,8 +12,17 @@ from torch import Tensor, nn
 from excb.images.scanning import scan_folder
 from excb.neighbours.nearest import nearest
 from excb.networks.preprocessing import Preprocessing
+from excb.pretrain.overrides import find_recipe
 from excb.pretrain.recipe import MonitorSettings, Recipe, ViewSettings
-from excb.pretrain.run.monitor import KNN_TEMPERATURE, AugmentedInputs, Monitor, effective_rank, retrieved, shared
+from excb.pretrain.run.monitor import (
+    KNN_TEMPERATURE,
+    AugmentedInputs,
+    Monitor,
+    effective_rank,
+    images_measured,
+    retrieved,
+    shared,
+)
 from tests.pretrain.small_runs import write_images
 
 VIEWS = ViewSettings(global_size=16, local_views=0, eval_resize=16, eval_crop=16)
@@ -140,3 +149,15 @@ def test_a_view_finds_its_image_where_no_other_is_nearer() -> None:
     expected = [cosines[view].tolist().index(max(cosines[view].tolist())) == view for view in range(20)]
     assert retrieved(nearest(images, views, 1).indices).tolist() == expected
     assert 0 < sum(expected) < 20
+
+
+@pytest.mark.parametrize(
+    ("images", "epochs", "measured"),
+    [(20_000, 1, 1000), (20_000, 10, 6666), (2_640, 100, 2200), (20_000, 100, 10_000), (500, 1, 1000)],
+)
+def test_short_runs_measure_a_share_of_what_they_train_on(images: int, epochs: int, measured: int) -> None:
+    recipe = find_recipe("photos_small").change(optim={"epochs": epochs})
+    assert images_measured(recipe, images) == measured
+    assert images_measured(recipe.change(monitor={"share": None}), images) == 10_000
+    passes = measured * (epochs // 10 + 2)
+    assert passes <= max(0.1 * images * epochs, 1000 * (epochs // 10 + 2))
