@@ -11,7 +11,6 @@ from pathlib import Path
 from excb.console import Progressor, Reporter, duration
 from excb.errors import USER_ERROR, UserError
 from excb.files.atomic import write_text
-from excb.images.image_set import ledger_of
 from excb.images.scanning import refuse_among
 from excb.references.baselines import REFERENCES, UNTRAINED
 
@@ -193,7 +192,7 @@ def run_study(
     selected = study.select(cells)
     declared = overrides.apply(overrides.find_recipe(BASE), values).data.pixels
     sets = with_one_mapping(find_sets(data, reporter.note), declared, reporter.note)
-    ledger_of(sets.train).tell(reporter)
+    sets.ledger.tell(reporter)
     if len(sets.train) < 2:
         raise UserError(f"{sets.train.root} holds one image: a study needs at least a few hundred")
     refuse_among(sets.train, out)

@@ -10,6 +10,7 @@ from excb.console import duration
 from excb.files.csv_text import csv_table
 from excb.files.markdown import markdown_table
 from excb.inference.estimate import Estimate
+from excb.ledger import Ledger
 
 from .studies import Study, StudyCell
 
@@ -204,6 +205,19 @@ class StudyTable:
             "Cluster sizes are relative to 1/K: those of the last epoch's global views as training assigned them, "
             "after balancing; by z: of the training images by the teacher's highest similarity, without balancing.",
             f"Computing time: {duration(self.seconds)} in all, on {'; '.join(machines)}.",
+            *self.remarks(),
+        ]
+
+    def remarks(self) -> list[str]:
+        """All that runs left out of their images, or doubt, and the first run that says it, where not all do."""
+        runs = [(f"{row.cell.name}, seed {one['seed']}", one) for row in self._all for one in row.runs]
+        of_line: dict[str, list[str]] = {}
+        for name, one in runs:
+            for line in Ledger.from_dict(one.get("ledger", {})).lines():
+                of_line.setdefault(line, []).append(name)
+        return [
+            line if len(names) == len(runs) else f"{line} ({len(names)} of {len(runs)} runs, such as {names[0]})"
+            for line, names in of_line.items()
         ]
 
     def markdown(self) -> str:

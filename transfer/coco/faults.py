@@ -23,7 +23,7 @@ class Effect(StrEnum):
 
 
 class Use(StrEnum):
-    """What a set is read for."""
+    """The purpose for which a set is read."""
 
     TRAINED = "a detector learns its objects"
     JUDGED = "average precision is measured on its objects"
@@ -41,7 +41,7 @@ class FaultKind:
     needs_masks: bool = False  # it is no fault where boxes alone are judged
 
     def effect_in(self, use: Use) -> Effect:
-        """What is done about it where a set is read for a purpose."""
+        """The effect where a set is read for a purpose."""
         if use is Use.LABELS and self is NO_SIZE:  # sizes are not needed
             return Effect.READ
         if self.effect is not Effect.UNTRAINED or use is Use.TRAINED:
