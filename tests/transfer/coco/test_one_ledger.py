@@ -1,21 +1,26 @@
 """The same faulty annotation file through every command that reads it: one ledger, as far as its faults concern it."""
 
+import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from PIL import Image
 
 import excb
 from excb.errors import UserError
 from excb.ledger import LedgerEntry
 from excb.results.result import Result as Record
 from excb.transfer.coco.reading import open_coco
+from excb.transfer.data.concerns import OLD
 from excb.transfer.data.sources import open_source
 from excb.transfer.dense.layouts.table import mask_layout_of, mask_splits
 from excb.transfer.detection import engines
 from excb.transfer.detection import task as tasks
 from tests.run_files import tiny_recipe, write_run
-from tests.transfer.detection.test_command import Perfect, checkpoint
+from tests.transfer.detection.test_command import Perfect
+from tests.transfer.detection.test_command import checkpoint as resnet50
 from tests.transfer.tiny_coco import change, contents, write_coco
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -84,28 +89,49 @@ def of_annotations(result: Any) -> set[LedgerEntry]:
     return {entry for entry in entries if entry.of == "train" and "another name" not in entry.reason}
 
 
-def evaluated(run: Path | str, protocol: str, data: Any, **options: Any) -> Any:
-    return excb.evaluate(run, protocol, data=data, device="cpu", quiet=True, **options)
+def evaluated(checkpoint: Path | str, protocol: str, data: Any, **options: Any) -> Any:
+    return excb.evaluate(checkpoint, protocol, data=data, device="cpu", quiet=True, **options)
 
 
-def test_detection(faulty: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engines, "ENGINES", {"detectron2": Perfect})
-    monkeypatch.setattr(tasks, "load", lambda name, network: checkpoint())
-    monkeypatch.chdir(faulty.parent)
-    result = evaluated("mine", "detection", faulty, schedule="smoke")
-    assert of_annotations(result) == expected(MASKS | LISTS, 1)
+def detected(tree: Path, run: Path) -> Any:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(engines, "ENGINES", {"detectron2": Perfect})
+        patch.setattr(tasks, "load", lambda name, network: resnet50())
+        return evaluated(run, "detection", tree, schedule="smoke", run=run.parent / "detection")
+
+
+def segmented(tree: Path, run: Path, layout: str = "coco") -> Any:
+    return evaluated(run, "dense", tree, layout=layout, heads=["knn"], k=1, no_cache=True, workers=0)
+
+
+def labelled(tree: Path, run: Path) -> Any:
+    return evaluated(run, "knn", f"multilabel:{tree}", k=[1], no_cache=True, workers=0)
+
+
+def test_detection(faulty: Path, run: Path) -> None:
+    assert of_annotations(detected(faulty, run)) == expected(MASKS | LISTS, 1)
 
 
 @pytest.mark.parametrize("layout", ["coco", "coco-super"])
 def test_masks_as_classes_of_pixels(faulty: Path, run: Path, layout: str) -> None:
-    result = evaluated(run, "dense", faulty, layout=layout, heads=["knn"], k=1, no_cache=True, workers=0)
-    assert of_annotations(result) == expected(MASKS | LISTS, 2)
+    assert of_annotations(segmented(faulty, run, layout)) == expected(MASKS | LISTS, 2)
 
 
 def test_categories_as_sets_of_labels(faulty: Path, run: Path) -> None:
-    result = evaluated(run, "knn", f"multilabel:{faulty}", k=[1], no_cache=True, workers=0)
+    result = labelled(faulty, run)
     assert of_annotations(result) == expected(LISTS, 1)
     assert "train: 1 image file that is listed twice, such as 000486.png: kept as they are" in result.notes
+
+
+@pytest.mark.parametrize("evaluate", [detected, segmented, labelled])
+def test_copies_between_train_and_test_images(tmp_path: Path, run: Path, evaluate: Callable[[Path, Path], Any]) -> None:
+    tree = write_coco(tmp_path / "coco")
+    shutil.copy(tree / "train2017/000500.png", tree / "val2017/000500.png")
+    with Image.open(tree / "train2017/000493.png") as picture:
+        picture.point(lambda value: value * 0.8).save(tree / "val2017/000493.png")
+    notes = evaluate(tree, run).notes
+    assert f"test: 1 of 4 images is among the train images too, such as 000500.png = 000500.png: {OLD}" in notes
+    assert f"test: 1 of 4 images looks like a train image, such as 000493.png ~ 000493.png: {OLD}" in notes
 
 
 READERS = {
