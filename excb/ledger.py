@@ -144,7 +144,7 @@ def doubt(reason: str, names: Sequence[str], advice: str, *, of: str = "", count
     return Ledger((LedgerEntry(reason, number, tuple(names[:NAMED]), advice, left_out=False, of=of),))
 
 
-def left_out(reason: str, names: Sequence[str]) -> Ledger:
+def omission(reason: str, names: Sequence[str]) -> Ledger:
     """A ledger of what was left out for one reason; empty where there is no name."""
     return Ledger((LedgerEntry(reason, len(names), tuple(names[:NAMED])),) if names else ())
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from excb.console import plural
 from excb.images.image_set import CodedImages, Images, ImageSet, ledger_of
 from excb.images.opening import open_images
 from excb.images.pixels import Pixels
@@ -17,7 +18,7 @@ from excb.images.shards import Note, ShardImages, open_shards
 from excb.images.subset import Subset
 from excb.images.survey import on_mapping, surveyed, with_pixels
 from excb.images.tars.places import holds_shards, is_shards
-from excb.ledger import NOTHING, Ledger, left_out
+from excb.ledger import NOTHING, Ledger, omission
 from excb.remote import byte_ranges
 
 from .run_folder import facts_of_images
@@ -45,7 +46,9 @@ class ImageSets:
         if self.train.labels is None:
             return "no labels"
         return (
-            f"{len(self.held_out):,} held-out images" if self.held_out is not None else "training images, each left out"
+            f"{plural(len(self.held_out), 'held-out image')}"
+            if self.held_out is not None
+            else "training images, each left out"
         )
 
     def to_dict(self) -> dict[str, Any]:
@@ -84,8 +87,8 @@ def find_sets(data: str | Path, note: Note = lambda _line: None, *, held_out: Se
     number = {name: index for index, name in enumerate(train.classes)}
     labels = np.array([number.get(name, -1) for name in other.classes], np.int64)[other.labels]
     shared = np.flatnonzero(labels >= 0)
-    strange = [other.paths[index] for index in np.flatnonzero(labels < 0)]
-    dropped = left_out("images of classes without training images", strange)
+    strange = [other.paths[index] for index in np.flatnonzero(labels < 0).tolist()]
+    dropped = omission("images of classes without training images", strange)
     if not len(shared):
         return ImageSets(train, None, dropped)
     if isinstance(other, ImageSet):

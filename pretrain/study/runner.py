@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
-from excb.console import Progressor, Reporter, duration
+from excb.console import Progressor, Reporter, duration, plural
 from excb.errors import USER_ERROR, UserError
 from excb.files.atomic import write_text
 from excb.images.scanning import refuse_among
@@ -231,7 +231,9 @@ def run_study(
         f"{grid.folder}: table.md, table.csv, {', '.join(file.name for file in pictures)}; runs in CELL/seed-N"
     )
     if failed:
-        reporter.warn(f"{len(failed)} of {len(left)} cells failed ({', '.join(failed)}): the same command retries them")
+        reporter.warn(
+            f"{len(failed)} of {plural(len(left), 'cell')} failed ({', '.join(failed)}): the same command retries them"
+        )
     return USER_ERROR if failed else 0
 
 

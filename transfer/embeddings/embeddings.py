@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from excb.console import plural
 from excb.errors import UserError, require
 from excb.images.picture import is_picture
 from excb.neighbours.nearest import Index
@@ -61,7 +62,10 @@ class Embeddings(Vectors):
         require(k >= 1, f"k is {k}: ask for one image at least")
         rows = torch.as_tensor(np.asarray(queries, dtype=np.float32))
         fits = rows.ndim == 2 and rows.shape[1] == self.rows.width
-        require(fits, f"queries of shape {list(rows.shape)} do not fit: these vectors have {self.rows.width} numbers")
+        require(
+            fits,
+            f"queries of shape {list(rows.shape)} do not fit: these vectors have {plural(self.rows.width, 'number')}",
+        )
         neighbours = self._index.nearest(rows, min(k, len(self)))
         return [
             [Match(self.paths[index], cosine, index) for index, cosine in zip(indices, cosines, strict=True)]

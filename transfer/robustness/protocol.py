@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from excb.console import Reporter
+from excb.console import Reporter, plural
 from excb.distributed.collectives import run_on_rank0
 from excb.errors import UserError, require
 from excb.inference import accuracy
@@ -380,7 +380,10 @@ def _show(ready: Ready, result: Result, reporter: Reporter) -> None:
         }
     shown = [row(title, name) for name, title in titles.items() if name in figures]
     train, test = len(ready.task.train), len(ready.task.test)
-    title = f"Robustness, {train:,} train and {test:,} test images, head with l2 = {result.settings['chosen']['l2']:g}"
+    title = (
+        f"Robustness, {train:,} train and {plural(test, 'test image')}, head with l2 = "
+        f"{result.settings['chosen']['l2']:g}"
+    )
     reporter.table(title, ["figure", "%", "95 % interval"], shown)
     if ready.options.corruption_names:
         header = ["corruption", *map(str, severities), "mean", "ECE"]

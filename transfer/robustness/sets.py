@@ -14,6 +14,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
+from excb.console import plural
 from excb.errors import UserError, nearest_name, require
 from excb.files import json_text
 from excb.images.image_set import Images
@@ -101,8 +102,8 @@ def open_set(
     if len(kept) < len(images):
         lost = int((~right.any(1)).sum())
         note(
-            f"{place}: {len(images) - len(kept):,} images of {lost} classes that the train set lacks are left out, "
-            f"{len(kept):,} of {len(own) - lost} classes remain"
+            f"{place}: {plural(len(images) - len(kept), 'image')} of {plural(lost, 'class', 'classes')} that the "
+            f"train set lacks are left out, {len(kept):,} of {plural(len(own) - lost, 'class', 'classes')} remain"
         )
     framed: Images = _Inner(images, border) if mapped and border else images
     chosen = framed if len(kept) == len(images) else Subset(framed, kept)
