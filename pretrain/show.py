@@ -25,7 +25,7 @@ def print_recipe(recipe: Recipe, values: Sequence[str], reporter: Reporter, *, a
         return 0
     reporter.answer(
         f"{recipe.name}: {plural(len(rows), 'value')}. Sections efficiency ({SPEED}), monitor and run do not "
-        f"change what is\n"
+        "change what is\n"
         "learned, except for run.seed. A default names its source.\n"
     )
     table = [

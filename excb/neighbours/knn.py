@@ -113,7 +113,7 @@ def top_accuracies(vote: Vote, targets: Tensor) -> tuple[float, float]:
     if targets.shape != vote.top1.shape:
         raise UserError(
             f"{plural(len(vote.top1), 'query', 'queries')}, but targets of shape {list(targets.shape)}: give "
-            f"one per query"
+            "one per query"
         )
     targets = targets.cpu()
     in_top5 = (vote.top5 == targets[:, None]).any(1)

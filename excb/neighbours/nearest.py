@@ -168,7 +168,7 @@ def _check_shapes(bank: Tensor | Rows | UnitRows, queries: Tensor | Rows, k: int
     if exclude_self and rows != wanted:
         raise UserError(
             f"exclude_self: {plural(len(queries), 'query', 'queries')} for {plural(len(bank), 'bank row')}: pass the "
-            f"bank as the queries"
+            "bank as the queries"
         )
     if not 1 <= k <= len(bank) - exclude_self:
         raise UserError(f"k is {k}: choose 1 to {len(bank) - exclude_self}, the bank rows that can be neighbours")

@@ -79,7 +79,7 @@ class Embeddings(Vectors):
         if not is_picture(query):
             shape = f" of shape {list(query.shape)}" if isinstance(query, Tensor) else ""
             raise UserError(
-                f"a query is an image (PIL, uint8 array [H, W, 3], file) or a vector [D], not a "
+                "a query is an image (PIL, uint8 array [H, W, 3], file) or a vector [D], not a "
                 f"{type(query).__name__}{shape}: for several vectors call search_vectors"
             )
         backbone = self._network

@@ -70,7 +70,7 @@ def measure(task: Task, options: LinearOptions, reporter: Reporter) -> Measureme
     rows, queries = (task.stored(images, name, reporter).all() for images, name in ((train, "train"), (test, "test")))
     reporter.note(
         f"a logistic regression for each of {plural(classes, 'class', 'classes')}, {plural(len(tried), 'strength')} of "
-        f"the penalty"
+        "the penalty"
     )
 
     fitted = run_on_rank0(

@@ -73,7 +73,7 @@ class PerceptualHashes:
             require(bool(kept.any()), f"no image of {images.root} can be read, such as {missing[0]}")
             own_reporter.warn(
                 f"{int((~kept).sum())} of {plural(len(images), 'image')} of {images.root} cannot be read and "
-                f"are left out: " + ", ".join(missing)
+                "are left out: " + ", ".join(missing)
             )
             images, rows = Subset(images, kept.nonzero()[:, 0].numpy()), rows[kept]
         return images, (rows[:, :BITS], rows[:, BITS:])
