@@ -147,7 +147,8 @@ def measure(task: Task, options: RobustnessOptions, reporter: Reporter) -> Measu
     )
     result = _with_other_sets(_with_means(result, measured), ready, measured, reporter)
     result = _beside_references(result, ready, measured.same, measured.clean.hits)
-    result = replace(result, seconds=round(time.monotonic() - start, 1))
+    ledger = sum((other.ledger.of(other.name) for other in ready.others), result.ledger)
+    result = replace(result, seconds=round(time.monotonic() - start, 1), ledger=ledger)
     return Measurement(result, scored, partial(_show, ready, result), ScoredFiles(scored))
 
 

@@ -17,8 +17,9 @@ from torch import Tensor
 from excb.console import plural
 from excb.errors import UserError, nearest_name, require
 from excb.files import json_text
-from excb.images.image_set import Images
+from excb.images.image_set import Images, ledger_of
 from excb.images.subset import Subset
+from excb.ledger import NOTHING, Ledger
 
 from ..data.changed import ChangedImages
 from ..data.folders import images_with_labels, is_imagenet
@@ -37,6 +38,7 @@ class OtherSet:
     name: str  # in figures
     images: Images  # those of classes that the head knows
     right: Tensor  # [K, C] bool: the head's classes that are right for each own class
+    ledger: Ledger = NOTHING  # what the search for its images left out
 
     @property
     def targets(self) -> Tensor:
@@ -89,6 +91,7 @@ def open_set(
     mapped = is_mapped(text)
     place = folder if mapped else text
     images = convert(images_with_labels(place, note))
+    ledger = ledger_of(images)
     own = images.classes or ()
     table = _named_classes(Path(file), classes) if mapped else _same_classes(own, classes)
     right = torch.zeros(len(own), len(classes), dtype=torch.bool)
@@ -107,7 +110,7 @@ def open_set(
         )
     framed: Images = _Inner(images, border) if mapped and border else images
     chosen = framed if len(kept) == len(images) else Subset(framed, kept)
-    return OtherSet(_figure_name(place), chosen, right)
+    return OtherSet(_figure_name(place), chosen, right, ledger)
 
 
 def multiple_labels(file: Path, test: Images, classes: Sequence[str]) -> Tensor:
