@@ -134,7 +134,7 @@ def test_copies_between_train_and_test_images(tmp_path: Path, run: Path, evaluat
     assert f"test: 1 of 4 images looks like a train image, such as 000493.png ~ 000493.png: {OLD}" in notes
 
 
-READERS = {
+READERS: dict[str, Callable[[Path], Any]] = {
     "detection": open_coco,
     "dense": lambda tree: mask_splits(tree, mask_layout_of(tree)),
     "multilabel": lambda tree: open_source(f"multilabel:{tree}", "train"),
