@@ -144,6 +144,11 @@ def doubt(reason: str, names: Sequence[str], advice: str, *, of: str = "", count
     return Ledger((LedgerEntry(reason, number, tuple(names[:NAMED]), advice, left_out=False, of=of),))
 
 
+def omission(reason: str, names: Sequence[str]) -> Ledger:
+    """A ledger of what was left out for one reason; empty where there is no name."""
+    return Ledger((LedgerEntry(reason, len(names), tuple(names[:NAMED])),) if names else ())
+
+
 # For one of the nouns that reasons are about, and of their verbs.
 _NOUNS = {
     "boxes": "box",

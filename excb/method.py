@@ -24,6 +24,7 @@ from torch.utils._pytree import register_pytree_node
 from excb import seeding
 from excb.balancing.interface import Balancer, TeacherBatch
 from excb.balancing.table import BALANCERS
+from excb.console import plural
 from excb.distributed.collectives import mean_over_ranks
 from excb.distributed.machine import to_device
 from excb.errors import UserError
@@ -530,8 +531,9 @@ def spherical_kmeans(samples: Tensor, clusters: int, *, iterations: int, seed: i
     """
     if len(samples) < clusters:
         raise UserError(
-            f"k-means needs at least as many samples as clusters, but there are {len(samples)} training views for "
-            f"{clusters} clusters: lower method.clusters to at most {len(samples)} or set method.centroid_init=random"
+            "k-means needs at least as many samples as clusters, but there are "
+            f"{plural(len(samples), 'training view')} for {plural(clusters, 'cluster')}: lower method.clusters to at "
+            f"most {len(samples)} or set method.centroid_init=random"
         )
     for attempt in range(attempts):
         random = seeding.generator(seeding.Purpose.KMEANS, seed, attempt)

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
+from excb.console import plural
 from excb.errors import UserError, nearest_name, require
 
 REQUIRED = dataclasses.MISSING  # the default of an option that has none
@@ -104,7 +105,7 @@ def _tuple(name: str, value: Any, parts: tuple[Any, ...]) -> tuple[Any, ...]:
     items = tuple(value) if several else (value,)
     if parts[-1] is Ellipsis:
         return tuple(converted(name, item, parts[0]) for item in items)
-    require(len(items) == len(parts), f"{name} takes {len(parts)} values, not {value!r}")
+    require(len(items) == len(parts), f"{name} takes {plural(len(parts), 'value')}, not {value!r}")
     return tuple(converted(name, item, part) for item, part in zip(items, parts, strict=True))
 
 

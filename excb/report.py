@@ -7,6 +7,7 @@ from contextlib import suppress
 from importlib import metadata
 from pathlib import Path
 
+from excb.console import plural
 from excb.distributed.machine import available_memory, usable_cores
 from excb.version import __version__
 
@@ -34,7 +35,10 @@ def environment_report() -> dict[str, str]:
     for name in PACKAGES:
         with suppress(metadata.PackageNotFoundError):
             facts[name] = metadata.version(name)
-    facts["processor"] = f"{_processor()}, {usable_cores()} usable cores, torch uses {torch.get_num_threads()} threads"
+    facts["processor"] = (
+        f"{_processor()}, {plural(usable_cores(), 'usable core')}, torch uses "
+        f"{plural(torch.get_num_threads(), 'thread')}"
+    )
     facts["memory"] = f"{available_memory() / 2**30:.1f} GiB available"
     facts["cuda"] = _cuda()
     for number in range(torch.cuda.device_count()):

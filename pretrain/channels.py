@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
+from excb.console import plural
 from excb.errors import require
 from excb.networks.architecture import RGB
 
@@ -33,7 +34,8 @@ def changes_for(recipe: Recipe, channels: int, given: Mapping[str, Mapping[str, 
         asked = [f"views.{name}" for name in COLOURS if views.get(name)]
         require(
             not asked,
-            f"{' and '.join(asked)}: operations on colours, which images of {channels} channels have not; leave it out",
+            f"{' and '.join(asked)}: operations on colours, which images of {plural(channels, 'channel')} have not; "
+            "leave it out",
         )
         views |= dict.fromkeys(COLOURS, 0.0)
     for name in ("mean", "std"):
@@ -57,11 +59,11 @@ def fit_channels(recipe: Recipe, channels: int, note: Callable[[str], None] = la
         return recipe
     require(
         recipe.channels == RGB,
-        f"the network takes images of {recipe.channels} channels, and these have {channels}: declare their channels "
-        "with data.channels, or choose another network",
+        f"the network takes images of {plural(recipe.channels, 'channel')}, and these have {channels}: declare their "
+        "channels with data.channels, or choose another network",
     )
     off = (
         f"; {', '.join(COLOURS)} are off, which only colours have" if any(map(vars(recipe.views).get, COLOURS)) else ""
     )
-    note(f"images of {channels} channels, and {recipe.model.backbone} for them{off}")
+    note(f"images of {plural(channels, 'channel')}, and {recipe.model.backbone} for them{off}")
     return recipe.change(**changes_for(recipe, channels))

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from excb import seeding
 from excb.checkpoint import stored
+from excb.console import plural
 from excb.distributed.collectives import broadcast, gather_rows, run_on_rank0
 from excb.errors import UserError, require
 from excb.files import json_text
@@ -295,4 +296,4 @@ def start_centroids(
     # Sums on a GPU differ between ranks: rank 0 computes, and the others receive its result.
     run_on_rank0(lambda: model.start_centroids(samples, seed=recipe.run.seed))
     broadcast([model.student.centroids.weight, model.teacher.centroids.weight])
-    return f"centroids start from k-means of {len(samples)} views"
+    return f"centroids start from k-means of {plural(len(samples), 'view')}"

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from excb.console import Progressor, Reporter
+from excb.console import Progressor, Reporter, plural
 from excb.distributed.collectives import all_succeed, mean_over_ranks, run_on_rank0, world_size
 from excb.distributed.machine import choose_device
 from excb.distributed.signals import SecondSignal, StopRequest
@@ -132,9 +132,10 @@ def _extended(recipe: Recipe, folder: RunFolder | None, epochs: int, reporter: R
     longer = folder.extended(recipe, epochs)
     if longer.optim.restarts:  # none where the run had these epochs from the beginning
         *_, start, end = longer.optim.marks
+        warmup = min(longer.optim.warmup_epochs, end - start)
         reporter.note(
             f"epochs {start + 1} to {end} extend the run, and all schedules begin anew: the learning rate warms up for "
-            f"{min(longer.optim.warmup_epochs, end - start):g} epochs, then falls on a cosine"
+            f"{warmup:g} {'epoch' if warmup == 1 else 'epochs'}, then falls on a cosine"
         )
     return longer
 
@@ -186,7 +187,7 @@ class TrainingLoop:
         steps, progress = self.trainer.schedules.steps, self.progress
         finished = (progress.step >= steps or progress.ended is not None) and not self.statistics.complete
         if finished:
-            self.reporter.note(f"the run is finished: {progress.step} steps{self._why_ended()}")
+            self.reporter.note(f"the run is finished: {plural(progress.step, 'step')}{self._why_ended()}")
         elif not progress.step:
             run_on_rank0(self._warn_of_breaches)
         else:

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from excb.balancing.table import BALANCERS
+from excb.console import plural
 from excb.errors import require
 from excb.images.pixels import Colours, Pixels
 from excb.networks.architecture import MOST_CHANNELS, POSITIONS, RGB, Architecture
@@ -345,8 +346,8 @@ class MonitorSettings:
     images: int = option(10_000, "training images used at most, the same ones every time", source="ours")
     share: float | None = option(
         None,
-        "images measured in all, as a share of those trained on in all epochs: short runs of many images use fewer than "
-        "monitor.images, at least 1,000; none: always as many",
+        "images measured in all, as a share of those trained on in all epochs: short runs of many images use fewer "
+        "than monitor.images, at least 1,000; none: always as many",
         source="ours",
     )
     k: int = option(20, "neighbours of the k-NN figures and of the agreement of neighbours", source="DINO")
@@ -517,8 +518,8 @@ class Recipe:
         batch, accumulate, method, views = self.optim.batch, self.efficiency.accumulate, self.method, self.views
         require(
             batch % accumulate == 0,
-            f"efficiency.accumulate={accumulate} does not divide a batch of {batch} images: set optim.batch to a "
-            f"multiple of {accumulate}",
+            f"efficiency.accumulate={accumulate} does not divide a batch of {plural(batch, 'image')}: set optim.batch "
+            f"to a multiple of {accumulate}",
         )
         require(
             accumulate == 1 or method.sizes_updated != "before_balancing",
@@ -561,14 +562,15 @@ class Recipe:
             count = len(getattr(views, name))
             require(
                 count in (0, channels),
-                f"views.{name} has {count} numbers for images of {channels} channels: give {channels}, or none to have "
-                "them measured",
+                f"views.{name} has {plural(count, 'number')} for images of {plural(channels, 'channel')}: give "
+                f"{channels}, or none to have them measured",
             )
         colours = [] if channels == RGB else [name for name in COLOURS if getattr(views, name)]
         require(
             not colours,
-            f"views.{' and views.'.join(colours)} are operations on colours, which images of {channels} channels have "
-            f"not: set them to 0, or name the channels by data.channels={channels}, which switches them off",
+            f"views.{' and views.'.join(colours)} are operations on colours, which images of "
+            f"{plural(channels, 'channel')} have not: set them to 0, or name the channels by "
+            f"data.channels={channels}, which switches them off",
         )
 
     @property
@@ -598,7 +600,10 @@ class Recipe:
             UserError: the batch is larger than the set.
         """
         batch = self.optim.batch
-        require(batch <= images, f"the batch of {batch} is larger than the set of {images} images: lower optim.batch")
+        require(
+            batch <= images,
+            f"the batch of {batch} is larger than the set of {plural(images, 'image')}: lower optim.batch",
+        )
         return images // batch
 
     def micro_batch(self, processes: int) -> int:
@@ -611,8 +616,8 @@ class Recipe:
         parts = processes * accumulate
         require(
             batch % parts == 0,
-            f"a batch of {batch} images cannot be shared by {processes} processes with {accumulate} micro-batches "
-            f"each: set optim.batch to a multiple of {parts}",
+            f"a batch of {plural(batch, 'image')} cannot be shared by {plural(processes, 'process', 'processes')} "
+            f"with {accumulate} micro-batches each: set optim.batch to a multiple of {parts}",
         )
         return batch // parts
 
@@ -626,9 +631,10 @@ class Recipe:
         steps = min(self.steps_per_epoch(images), math.ceil(method.kmeans_samples / batch))
         require(
             method.clusters <= steps * batch,
-            f"k-means needs at least as many samples as clusters, but there are {steps * batch} training views for "
-            f"{method.clusters} clusters: lower method.clusters to at most {steps * batch}, raise "
-            "method.kmeans_samples, or set method.centroid_init=random",
+            "k-means needs at least as many samples as clusters, but there are "
+            f"{plural(steps * batch, 'training view')} for {plural(method.clusters, 'cluster')}: lower "
+            f"method.clusters to at most {steps * batch}, raise method.kmeans_samples, or set "
+            "method.centroid_init=random",
         )
         return steps
 

@@ -5,7 +5,7 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from excb.console import Reporter
+from excb.console import Reporter, plural
 
 from .overrides import apply, field_names
 from .provenance import provenance
@@ -24,7 +24,8 @@ def print_recipe(recipe: Recipe, values: Sequence[str], reporter: Reporter, *, a
         reporter.answer(json.dumps(rows, indent=2))
         return 0
     reporter.answer(
-        f"{recipe.name}: {len(rows)} values. Sections efficiency ({SPEED}), monitor and run do not change what is\n"
+        f"{recipe.name}: {plural(len(rows), 'value')}. Sections efficiency ({SPEED}), monitor and run do not "
+        "change what is\n"
         "learned, except for run.seed. A default names its source.\n"
     )
     table = [

@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from excb.console import Reporter
+from excb.console import Reporter, plural
 from excb.references import patches
 
 from .recipe import Recipe
@@ -290,8 +290,10 @@ def units(measured: int, k: int, figures: Iterable[str]) -> dict[str, str]:
     """
     k = min(k, measured - 1)
     words = {
-        "knn_top1": f"% of {measured:,} train images, each classified by its {k} nearest others",
-        "instance_retrieval": f"% of {measured:,} train images that are nearest to their own augmented view",
+        "knn_top1": f"% of {plural(measured, 'train image')}, each classified by its {k} nearest others",
+        "instance_retrieval": "% of "
+        + plural(measured, "train image that is nearest to its own", "train images that are nearest to their own")
+        + " augmented view",
         "neighbour_agreement": f"% of an image's {k} nearest that stay the nearest when all images are augmented",
     }
     return {name: words[name] for name in figures}
@@ -313,7 +315,7 @@ def _learned(run: RunFigures) -> tuple[bool | None, str]:
         )
     if over_twin <= run.margin(TWIN) and run.margin(TWIN) > UNCLEAR:
         return None, (
-            f"Whether this run learned cannot be judged from {run.measured:,} images: its {figure} is "
+            f"Whether this run learned cannot be judged from {plural(run.measured, 'image')}: its {figure} is "
             f"{in_points(over_twin)} {run.described(TWIN)}, and {run.margin(TWIN):.0f} may be chance."
         )
     if over_twin <= run.margin(TWIN):
@@ -396,7 +398,7 @@ def _longer(run: RunFigures, *, poor: bool) -> str:
     if poor and each * epochs < SHORT:
         return (
             f"train longer: optim.epochs={max(2 * epochs, -(-SHORT // each))} in another --out (now {epochs}, which "
-            f"are {each * epochs:,} steps; small sets take {SHORT:,} or more)"
+            f"are {plural(each * epochs, 'step')}; small sets take {SHORT:,} or more)"
         )
     why = _still_improving(run)
     return f"train longer: optim.epochs={2 * epochs} in another --out ({why})" if why else ""

@@ -14,9 +14,10 @@ from PIL import Image
 from excb.cli import Parser
 from excb.console import Reporter
 from excb.errors import UserError
-from excb.images.image_set import Images
+from excb.images.image_set import CLIPPED, Images
 from excb.images.pixels import pixels_of
 from excb.images.scanning import find_images, scan_folder
+from excb.ledger import NAMED, Ledger
 from excb.pretrain.__main__ import NAMES, program
 from excb.pretrain.__main__ import main as pretrain
 from excb.pretrain.loop import run_training
@@ -29,6 +30,7 @@ from excb.transfer.detection import task as detection_task
 from excb.transfer.protocols import PROTOCOLS
 from excb.transfer.robustness.ready import Ready
 from excb.transfer.runner import of_python
+from tests.forked import launch
 from tests.pretrain.small_runs import OVERRIDES, write_images
 from tests.run_files import tiny_recipe, write_run
 from tests.transfer.dense.masked_images import write_set
@@ -262,3 +264,54 @@ def test_a_run_measures_held_out_images_and_draws_them_on_its_range(photos: Path
     assert any(name.startswith("target") for name in best)
     tsne = ["draw", "tsne", str(out), "--data", str(photos), "--classes", "class0", "class1", "--each", "4"]
     assert pretrain([*tsne, "--range", RANGE, "--out", str(tmp_path / "tsne.png")]) == 0
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Values outside the range, on two ranks: each reads its own images
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def outside(tmp_path: Path) -> Path:
+    """16-bit pictures of two classes, a third of which leave 0..4080, and a run."""
+    write_run(tmp_path / "run", 5, recipe=tiny_recipe(eval_resize=36, eval_crop=32))
+    for part, seed in (("train", 1), ("test", 2)):
+        write_folder(tmp_path / part, each=6, classes=("ant", "bee"), seed=seed)
+        deepen(tmp_path / part)
+        for file in sorted((tmp_path / part).rglob("[14].png")):
+            tifffile.imwrite(file, np.full((40, 40), 5000, np.uint16) + np.arange(40, dtype=np.uint16) * seed)
+    return tmp_path
+
+
+MARKED = ("ant/1.png", "ant/4.png", "bee/1.png", "bee/4.png")
+
+
+def marked(ledger: dict[str, Any]) -> dict[str, tuple[int, tuple[str, ...]]]:
+    found = [entry for entry in Ledger.from_dict(ledger).entries if entry.reason == CLIPPED]
+    return {entry.of: (entry.count, entry.names) for entry in found}
+
+
+def test_an_evaluation_counts_the_images_outside_that_any_rank_read(outside: Path) -> None:
+    file = outside / "two.json"
+    words = ["--ckpt", str(outside / "run"), "--data", str(outside), "--range", RANGE, "--k", "1", "--out", str(file)]
+    usual = ["--batch-size", "1", "--workers", "0", "--device", "cpu", "--no-cache", "--quiet"]
+    assert launch("excb.transfer.cli", ["knn", *words, *usual], 2) == 0
+    expected = (len(MARKED), MARKED[:NAMED])
+    assert marked(json.loads(file.read_text())["ledger"]) == {"train": expected, "test": expected}
+
+
+@pytest.mark.usefixtures("short_end")
+def test_a_run_counts_the_images_outside_that_any_rank_read(outside: Path) -> None:
+    settings = [
+        *OVERRIDES,
+        f"data.range={RANGE}",
+        "optim.epochs=1",
+        "optim.batch=4",
+        "method.clusters=4",
+        "monitor.images=4",
+    ]
+    words = ["quickstart", "--data", str(outside / "train"), "--out", str(outside / "made"), "--quiet", *settings]
+    assert launch("excb.pretrain", words, 2) == 0
+    assert marked(json.loads((outside / "made" / "report.json").read_text())["ledger"]) == {
+        "": (len(MARKED), MARKED[:NAMED])
+    }

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from excb.console import Reporter
+from excb.console import Reporter, plural
 from excb.errors import UserError, nearest_name
 from excb.inference.paired import Paired, PairedTest
 from excb.inference.tiers import LEVEL
@@ -215,6 +215,6 @@ def _print(
         ]
         for name, values in figures.items()
     ]
-    reporter.table(f"{first} (first) and {second} (second), {images:,} test images", header, rows)
+    reporter.table(f"{first} (first) and {second} (second), {plural(images, 'test image')}", header, rows)
     for name, values in figures.items():
         reporter.answer(f"{name}: {values['words']}")

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from .task import Task
 
-COUNT_AS_WRONG = "count as wrong"  # test images of classes that the train set lacks, in most protocols
+COUNT_AS_WRONG = "counted as wrong"  # test images of classes that the train set lacks, in most protocols
 
 
 def labelled(

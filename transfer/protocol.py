@@ -186,7 +186,7 @@ class Protocol:
     dry_run: "Callable[[Any, Any, Reporter], int] | None" = None
     instead: "Callable[[Any, Any], int | None]" = lambda _options, _shell: None
     shares_task: bool = False
-    unknown: str = "count as wrong"
+    unknown: str = "counted as wrong"
     out: Literal["file", "folder"] = "file"
     kind_of: Callable[[str], FigureKind | None] = lambda _figure: None
     labels: Literal["classes", "boxes", "masks", "queries"] = "classes"

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from excb.checkpoint.run_checkpoint import FOLDER
-from excb.console import Reporter
+from excb.console import Reporter, plural
 from excb.distributed.collectives import broadcast, rank, run_on_rank0
 from excb.distributed.machine import choose_device
 from excb.distributed.workers import worker_count
@@ -350,10 +350,10 @@ class Task:
         shared, names = len(self.train.classes or ()), self.test.classes or ()
         return {name: int((self.test.labels == shared + i).sum()) for i, name in enumerate(names[shared:])}
 
-    def unknown_notes(self, what: str = "count as wrong") -> list[str]:
+    def unknown_notes(self, what: str = "counted as wrong") -> list[str]:
         """A sentence for each class that the train set lacks; `what` happens to its test images."""
         return [
-            f"no train image is of class {name}: its {images} test images {what}"
+            f"no train image is of class {name}: {plural(images, 'test image')} {what}"
             for name, images in self.unknown.items()
         ]
 

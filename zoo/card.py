@@ -9,6 +9,7 @@ from typing import Any
 
 from excb.checkpoint import exported
 from excb.checkpoint.teachers import teachers_in
+from excb.console import plural
 from excb.errors import UserError
 from excb.files import json_text
 from excb.files.markdown import bullets, cell, line, markdown_table
@@ -183,7 +184,7 @@ def _loading(checkpoint: Checkpoint) -> str:
 
 
 def _images(preprocessing: Preprocessing) -> str:
-    channels = "RGB" if preprocessing.channels == RGB else f"{preprocessing.channels} channels"
+    channels = "RGB" if preprocessing.channels == RGB else f"{plural(preprocessing.channels, 'channel')}"
     mean, std = cell(preprocessing.mean), cell(preprocessing.std)
     return (
         f"Images: {channels} in [0, 1], {cell(preprocessing.in_words)}, normalised with mean {mean} and standard "

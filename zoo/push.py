@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from excb.checkpoint import exported, teachers
-from excb.console import Reporter
+from excb.console import Reporter, plural
 from excb.errors import UserError, require
 from excb.files.atomic import new_folder, write_text
 from excb.files.markdown import line
@@ -71,7 +71,7 @@ def push(
             source, folder, results=results, licence=licence, repo=repo, tag=tag, untested=untested
         )
         sizes = [file.stat().st_size for file in folder.rglob("*") if file.is_file()]
-        total = f"{len(sizes)} files, {sum(sizes) / 1e6:.1f} MB"
+        total = f"{plural(len(sizes), 'file')}, {sum(sizes) / 1e6:.1f} MB"
         tested = "self-test passed" if untested is None else "not tested"
         reporter.note(f"{repo}: {tested}; uploading {total} as {revision}")
         commit = publish(folder, repo, tag=revision, private=private, message=f"{entry.name} {revision}")

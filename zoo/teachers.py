@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from excb.checkpoint.teachers import Labels, labels_of_teachers, teachers_in
+from excb.console import plural
 from excb.files.markdown import cell, markdown_table
 from excb.hub.lineage import WITH_TEXTS, is_distilled
 from excb.results.result import folder_name
@@ -74,7 +75,7 @@ def same_licence(one: str, other: str) -> bool:
 
 def _own_images(training: Mapping[str, Any]) -> str:
     name = cell(folder_name(str(training["data"]))) if training.get("data") else "not recorded"
-    return name if training.get("images") is None else f"{name}, {training['images']:,} images"
+    return name if training.get("images") is None else f"{name}, {plural(training['images'], 'image')}"
 
 
 def _row(teacher: Mapping[str, Any]) -> list[Any]:

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Literal, NamedTuple
 
 from excb.checkpoint import exported
-from excb.console import Reporter
+from excb.console import Reporter, plural
 from excb.errors import UserError
 from excb.hub import loading, selftest
 from excb.hub.backbone import Backbone
@@ -84,7 +84,7 @@ def _hashes(name: str, folder: Path, *, is_export: bool) -> str:
 def _coverage(place: Path, loaded: list[Backbone]) -> str:
     loaded.append(loading.load(place))
     tensors = len(loaded[0].network.state_dict())
-    return f"all {tensors} tensors of {loaded[0].entry.architecture.name} are present, and no others"
+    return f"all {plural(tensors, 'tensor')} of {loaded[0].entry.architecture.name} are present, and no others"
 
 
 def _self_test(folder: Path, backbone: Backbone, *, is_export: bool) -> str:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
+from excb.console import plural
 from excb.errors import UserError
 from excb.networks.architecture import TIMM_NAMES, WIDER, Architecture, EndlessError
 
@@ -187,8 +188,8 @@ def check_values(tensors: Mapping[str, Tensor], *, source: str) -> None:
         what = "negative variances"
     if broken:
         raise UserError(
-            f"{source} holds {what} in {len(broken)} tensors ({few(broken)}): its training diverged or the file is "
-            "damaged; nothing was loaded"
+            f"{source} holds {what} in {plural(len(broken), 'tensor')} ({few(broken)}): its training diverged or the "
+            "file is damaged; nothing was loaded"
         )
 
 
@@ -203,7 +204,7 @@ def coverage_error(
         if names:
             parts.append(f"{len(names)} {kind} ({few(names)})")
     return CoverageError(
-        f"{source} does not cover {architecture.name}'s {expected} tensors, nothing was loaded: "
+        f"{source} does not cover {architecture.name}'s {plural(expected, 'tensor')}, nothing was loaded: "
         f"{'; '.join(parts)}; likeliest cause: {_cause(rows, tensors, architecture)}",
         rows,
     )

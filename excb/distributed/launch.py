@@ -11,6 +11,7 @@ from collections.abc import Collection, Sequence
 import torch
 import torch.distributed as dist
 
+from excb.console import plural
 from excb.distributed.launcher import LAUNCHER, LOST, started_together
 from excb.distributed.machine import usable_cores
 from excb.distributed.signals import STOPPED, StopRequest
@@ -36,8 +37,8 @@ def launch_on_gpus(
     if started_together():
         if (here := os.environ.get("LOCAL_WORLD_SIZE", "1")) != str(gpus):
             raise UserError.on_all_ranks(
-                f"--gpus {gpus}, but {here} processes were started here (RANK is set): leave --gpus out under "
-                "torchrun, or unset RANK"
+                f"--gpus {gpus}, but {plural(int(here), 'process was', 'processes were')} started here (RANK is set): "
+                "leave --gpus out under torchrun, or unset RANK"
             )
         return None
     if gpus > torch.cuda.device_count():

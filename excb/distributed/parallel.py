@@ -23,6 +23,7 @@ from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
 from torch.nn.parallel import DistributedDataParallel
 
+from excb.console import plural
 from excb.distributed.collectives import join_store, world_size
 from excb.distributed.heartbeat import watched
 from excb.distributed.launcher import LOST, check_environment, exit_at_once, started_together, whole_number
@@ -103,7 +104,8 @@ def _own_device(device: str) -> torch.device:
     own = f"cuda:{local}" if device == "cuda" else device
     if device == "cuda" and here > torch.cuda.device_count():
         raise UserError.on_all_ranks(
-            f"{here} processes were started here, but there are {torch.cuda.device_count()} GPUs: start one process "
+            f"{plural(here, 'process was', 'processes were')} started here for "
+            f"{plural(torch.cuda.device_count(), 'GPU')}: start one process "
             "per GPU, or choose the device cpu"
         )
     try:

@@ -186,7 +186,8 @@ class Extraction:
             yield from stream(self.network, inputs, batches, device=self.device, workers=self.workers)
         except torch.OutOfMemoryError:
             raise UserError(
-                f"{self.batch} images at once do not fit into the memory of {self.device}: {self.advice}"
+                f"{plural(self.batch, 'image does', 'images do')} not fit into the memory of {self.device}: "
+                f"{self.advice}"
             ) from None
 
 

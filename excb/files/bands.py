@@ -12,6 +12,7 @@ from typing import IO, Any
 
 import numpy as np
 
+from excb.console import plural
 from excb.errors import UserError, first_line
 from excb.files import npy
 from excb.files.regular import refuse_special
@@ -142,7 +143,7 @@ def _channel_axis(shape: tuple[int, ...], channels: int | None) -> int | None:
     if len(fitting) == 1:
         return fitting[0]
     if channels is not None and not fitting:
-        raise BandsError(f"an array {list(shape)} has no axis of {channels} channels")
+        raise BandsError(f"an array {list(shape)} has no axis of {plural(channels, 'channel')}")
     raise BandsError(
         f"an array {list(shape)} may be [H, W, C] or [C, H, W]: declare its channels, such as "
         f"data.channels={min(first, last)}, or store it otherwise"
@@ -184,7 +185,7 @@ def _tiff_axis(page: Any, channels: int | None) -> int | None:
         return _channel_axis(page.shape, channels)
     axis = 0 if page.axes[0] not in "YX" else 2
     if channels is not None and page.shape[axis] != channels:
-        raise BandsError(f"it has {page.shape[axis]} channels, not {channels}")
+        raise BandsError(f"it has {plural(page.shape[axis], 'channel')}, not {channels}")
     return axis
 
 

@@ -10,7 +10,7 @@ from torch import nn
 from excb.checkpoint import exported, untrusted
 from excb.checkpoint.layouts import map_file
 from excb.checkpoint.stored import Stored, Which, load_strictly
-from excb.console import Reporter
+from excb.console import Reporter, plural
 from excb.errors import UserError, require
 from excb.files.records import RecordError
 from excb.hub import same_weights, selftest
@@ -137,11 +137,9 @@ def _new_row(stored: Stored, built: nn.Module, name: str, fields: Mapping[str, A
     preprocessing, dropped = changed(stored.preprocessing, fields), stored.facts.get("dropped") or []
     heads = _attention_heads(built)
     given = f", {', '.join(fields)} as asked for" if fields else ""
-    reporter.note(
-        f"{stored.file.name}: layout {stored.facts['layout']}, {stored.architecture.name}"
-        f"{f', {heads} attention heads' if heads else ''}"
-        f"{f', {len(dropped)} tensors dropped' if dropped else ''}"
-    )
+    attention = f", {plural(heads, 'attention head')}" if heads else ""
+    lost = f", {plural(len(dropped), 'tensor')} dropped" if dropped else ""
+    reporter.note(f"{stored.file.name}: layout {stored.facts['layout']}, {stored.architecture.name}{attention}{lost}")
     reporter.note(
         f"preprocessing: {preprocessing.in_short}, "
         f"mean {_listed(preprocessing.mean)}, std {_listed(preprocessing.std)} ({stored.preprocessing_from}{given}); "

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from PIL import ExifTags, Image, UnidentifiedImageError
 
+from excb.console import plural
 from excb.files import bands
 from excb.files.regular import refuse_special
 from excb.images.formats.colour import Profile, in_srgb, profile_of
@@ -190,8 +191,8 @@ def channels_of(values: np.ndarray, pixels: Pixels, notice: Notice | None = None
     count = values.shape[2]
     if count != pixels.channels and not (pixels.channels == 3 and count == 1):
         raise PixelsError(
-            f"it has {count} channels, not {pixels.channels}: leave it out, or declare the channels of all images "
-            "(docs/channels.md)"
+            f"it has {plural(count, 'channel')}, not {pixels.channels}: leave it out, or declare the channels of all "
+            "images (docs/channels.md)"
         )
     if values.dtype not in (np.uint8, np.bool_) and not pixels.deep:
         raise PixelsError(

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
+from excb.console import plural
 from excb.errors import UserError
 from excb.images import depth
 from excb.images.decoding import BrokenImageError, open_image, to_rgb
@@ -109,8 +110,8 @@ def as_channels(picture: Any, pixels: Pixels) -> Image.Image | np.ndarray:
     array = picture[..., None] if picture.ndim == 2 else picture
     if array.dtype != np.uint8 or array.ndim != 3 or array.shape[-1] != pixels.channels or 0 in array.shape:
         raise UserError(
-            f"an image of {pixels.channels} channels is uint8 pixels [H, W, {pixels.channels}], or the path of a file, "
-            f"not {picture.dtype} {list(picture.shape)}"
+            f"an image of {plural(pixels.channels, 'channel')} is uint8 pixels [H, W, {pixels.channels}], or the path "
+            f"of a file, not {picture.dtype} {list(picture.shape)}"
         )
     return array
 

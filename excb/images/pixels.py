@@ -8,6 +8,7 @@ from typing import IO, Any, Literal, Self
 
 import numpy as np
 
+from excb.console import plural
 from excb.errors import UserError
 
 Source = Path | str | IO[bytes]  # an image as it is stored: a file, or a stream of its bytes
@@ -52,8 +53,8 @@ class Pixels:
         ordered = all(-np.inf < low < high < np.inf for low, high in zip(self.low, self.high, strict=False))
         if self.channels < 1 or not fits or not ordered:
             raise UserError(
-                f"{self.channels} channels from {self.range} are no pixels: write LOW..HIGH with LOW below HIGH, such "
-                "as 0..4095, once or once for each channel"
+                f"{plural(self.channels, 'channel')} from {self.range} are no pixels: write LOW..HIGH with LOW below "
+                "HIGH, such as 0..4095, once or once for each channel"
             )
 
     @property

@@ -60,7 +60,9 @@ class Survey:
         types = " and ".join(sorted({depth.type_name(np.dtype(stored)) for stored, _ in self.kinds}))
         names = {1: "grey", 3: "colour"}
         counts = {count for _, count in self.kinds}
-        words = f"{self.pixels.channels} channels" if several else " and ".join(names[n] for n in sorted(counts))
+        words = (
+            f"{plural(self.pixels.channels, 'channel')}" if several else " and ".join(names[n] for n in sorted(counts))
+        )
         said = f"{plural(self.images, 'image')}: {types} {words}"
         if not self.deep:
             return said
@@ -100,7 +102,9 @@ def surveyed(images: Any, declared: Pixels | None = None, *, name: str = "", col
         require(
             not others,
             f"{colours_of} takes grey and colour images, and "
-            + " and ".join(f"{number:,} of {name} have {count} channels" for count, number in others.most_common())
+            + " and ".join(
+                f"{number:,} of {name} have {plural(count, 'channel')}" for count, number in others.most_common()
+            )
             + ": leave them out, or choose a command that takes other channels (docs/channels.md)",
         )
     channels = _channels(kinds, known, name) if declared is None else known.channels
@@ -263,8 +267,8 @@ def _refuse_two_scales(highs: np.ndarray, name: str) -> None:
     unit, far = int(((highs > 0) & (highs <= UNIT)).sum()), int((highs >= FAR).sum())
     require(
         not unit or not far,
-        f"the images of {name} are on two scales: {unit:,} have values up to 1, and {far:,} up to {highs.max():,.6g}: "
-        f"{_CHOICES}",
+        f"the images of {name} are on two scales: {plural(unit, 'has', 'have')} values up to 1, and {far:,} up to "
+        f"{highs.max():,.6g}: {_CHOICES}",
     )
 
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from excb.console import plural
 from excb.errors import UserError
 from excb.neighbours.nearest import Neighbours
 
@@ -110,7 +111,10 @@ def top_accuracies(vote: Vote, targets: Tensor) -> tuple[float, float]:
         UserError: There is not one target per query.
     """
     if targets.shape != vote.top1.shape:
-        raise UserError(f"{len(vote.top1)} queries, but targets of shape {list(targets.shape)}: give one per query")
+        raise UserError(
+            f"{plural(len(vote.top1), 'query', 'queries')}, but targets of shape {list(targets.shape)}: give "
+            "one per query"
+        )
     targets = targets.cpu()
     in_top5 = (vote.top5 == targets[:, None]).any(1)
     return 100 * (vote.top1 == targets).double().mean().item(), 100 * in_top5.double().mean().item()
@@ -145,6 +149,10 @@ def _check_vote(
         if not 0 < temperature < math.inf:
             raise UserError(f"the k-NN temperature is {temperature}: choose a number above 0, such as DINO's 0.07")
     if len(labels) <= neighbours.indices.max():
-        raise UserError(f"{len(labels)} labels do not cover all rows of the bank: give one label per row")
+        raise UserError(
+            f"{plural(len(labels), 'label does', 'labels do')} not cover all rows of the bank: give one label per row"
+        )
     if labels.min() < 0 or labels.max() >= classes:
-        raise UserError(f"a label lies outside 0 to {classes - 1}: number the {classes} classes from 0")
+        raise UserError(
+            f"a label lies outside 0 to {classes - 1}: number the {plural(classes, 'class', 'classes')} from 0"
+        )

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from excb.console import plural
 from excb.neighbours.tiling import MERGED, working_bytes
 
 
@@ -34,10 +35,11 @@ def search_memory(N: int, D: int, Q: int, k: int, *, processes: int = 1, streame
     tiles = working_bytes(part, D, Q, min(k, part))
     answer = Q * k * 16 + (0 if processes == 1 else Q * k * 16 + 3 * processes * min(Q, MERGED) * k * 16)
     total = bank + queries + tiles + answer
-    each = "" if processes == 1 else f" in each of {processes} processes"
+    each = "" if processes == 1 else f" in each of {plural(processes, 'process', 'processes')}"
     text = (
-        f"k-NN: bank {N:,} x {D} {_size(bank)}{' read in tiles' if streamed else ''}, {Q:,} queries {_size(queries)}, "
-        f"tiles {_size(tiles)}, {k} neighbours each {_size(answer)}; in all {_size(total)}{each}"
+        f"k-NN: bank {N:,} x {D} {_size(bank)}{' read in tiles' if streamed else ''}, {plural(Q, 'query', 'queries')} "
+        f"{_size(queries)}, tiles {_size(tiles)}, {plural(k, 'neighbour')} each {_size(answer)}; in all "
+        f"{_size(total)}{each}"
     )
     return SearchMemory(bank, queries, tiles, answer, total, text)
 

@@ -11,6 +11,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from excb.console import plural
 from excb.distributed.collectives import all_succeed, gather_rows, rank, world_size
 from excb.errors import UserError
 from excb.exact import exact_products
@@ -165,6 +166,9 @@ def _check_shapes(bank: Tensor | Rows | UnitRows, queries: Tensor | Rows, k: int
             "one row each"
         )
     if exclude_self and rows != wanted:
-        raise UserError(f"exclude_self: {len(queries)} queries for {len(bank)} bank rows: pass the bank as the queries")
+        raise UserError(
+            f"exclude_self: {plural(len(queries), 'query', 'queries')} for {plural(len(bank), 'bank row')}: pass the "
+            "bank as the queries"
+        )
     if not 1 <= k <= len(bank) - exclude_self:
         raise UserError(f"k is {k}: choose 1 to {len(bank) - exclude_self}, the bank rows that can be neighbours")

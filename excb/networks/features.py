@@ -11,6 +11,7 @@ from PIL.Image import Image
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
+from excb.console import plural
 from excb.distributed.machine import start_copy, to_device
 from excb.distributed.workers import follow_parent, watch_workers
 from excb.errors import require
@@ -75,8 +76,9 @@ def require_channels(images: Images, preprocessing: Preprocessing) -> None:
     pixels = pixels_of(images)
     require(
         pixels.channels == preprocessing.channels,
-        f"the images of {images.root} have {pixels.channels} channels, and the network takes {preprocessing.channels}: "
-        "adapt a network to them with `excb-pretrain adapt NAME --data DIR`, or choose one that takes them",
+        f"the images of {images.root} have {plural(pixels.channels, 'channel')}, and the network takes "
+        f"{preprocessing.channels}: adapt a network to them with `excb-pretrain adapt NAME --data DIR`, or choose one "
+        "that takes them",
     )
     wanted = preprocessing.pixels.colours
     require(

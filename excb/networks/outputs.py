@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from excb.console import plural
 from excb.errors import UserError, require
 from excb.networks.architecture import Architecture
 from excb.networks.backbone import feature_width
@@ -82,7 +83,9 @@ class LastClassTokens(nn.Module):
             )
         blocks: Any = network.blocks
         if len(blocks) < LAST_BLOCKS:
-            raise UserError(f"this ViT has {len(blocks)} blocks: the class tokens of its last {LAST_BLOCKS} are needed")
+            raise UserError(
+                f"this ViT has {plural(len(blocks), 'block')}: the class tokens of its last {LAST_BLOCKS} are needed"
+            )
         self.network = network
         self.width = LAST_BLOCKS * feature_width(network)
 
@@ -261,7 +264,7 @@ class Pyramid(Maps):
             stages = [last[stride] for stride in STRIDES]
         else:
             depth = len(self.stages)
-            require(depth >= len(STRIDES), f"this ViT has {depth} blocks: a pyramid needs four at least")
+            require(depth >= len(STRIDES), f"this ViT has {plural(depth, 'block')}: a pyramid needs four at least")
             stages = [self.stages[-(-depth * quarter // len(STRIDES)) - 1] for quarter in (1, 2, 3, 4)]
         self._indices = [stage.index for stage in stages]
         self.width = tuple(stage.width for stage in stages)
@@ -345,8 +348,8 @@ def resampled(
         was = grid if count == prod(grid) else (isqrt(max(count, 0)),) * 2
     if prod(was) != count or count < 1:
         raise UserError(
-            f"{old.shape[1]} position embeddings are not those of {was[0]} x {was[1]} patches and {prefix} other "
-            "tokens: the checkpoint is for images of another size, or of another architecture"
+            f"{old.shape[1]} position embeddings are not those of {was[0]} x {was[1]} patches and "
+            f"{prefix} other tokens: the checkpoint is for images of another size, or of another architecture"
         )
     from excb.networks.positions import DinoPositions, interpolate
 

@@ -2,6 +2,7 @@
 
 from typing import Any, get_args
 
+from excb.console import plural
 from excb.errors import UserError
 from excb.files import records
 from excb.files.records import Field, RecordError, all_of, condition, list_of, number_in
@@ -74,6 +75,7 @@ def preprocessing_from(values: dict[str, Any]) -> Preprocessing:
     counts = len(preprocessing.mean), len(preprocessing.std)
     if set(counts) != {preprocessing.pixels.channels}:
         raise RecordError(
-            f"preprocessing has {counts[0]} means and {counts[1]} std for {preprocessing.pixels.channels} channels"
+            f"preprocessing has {counts[0]} means and {counts[1]} std for "
+            f"{plural(preprocessing.pixels.channels, 'channel')}"
         )
     return preprocessing

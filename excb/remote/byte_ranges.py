@@ -8,6 +8,7 @@ from contextlib import AbstractContextManager
 from functools import lru_cache
 from typing import IO, Any
 
+from excb.console import plural
 from excb.errors import UserError
 from excb.files.regular import refuse_special
 
@@ -139,7 +140,7 @@ class RangeReader:
             self._process = os.getpid()
         content = self._remote(place, offset, size) if is_remote(place) else self._local(place, expected, offset, size)
         if len(content) != size:  # it was cut, or a server sends whole files instead of ranges
-            raise ChangedError(f"{place} gave {len(content):,} bytes for {size:,} from byte {offset:,}")
+            raise ChangedError(f"{place} gave {plural(len(content), 'byte')} for {size:,} from byte {offset:,}")
         return content
 
     def _local(self, place: str, expected: str, offset: int, size: int) -> bytes:

@@ -7,6 +7,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TypeVar
 
+from excb.console import plural
 from excb.errors import UserError
 from excb.files.atomic import new_file
 from excb.remote import byte_ranges
@@ -59,7 +60,7 @@ class ObjectStore:
             self._system.invalidate_cache()
             arrived = self._system.info(partial)["size"]
             if arrived != size:
-                raise OSError(f"{arrived:,} of {size:,} bytes arrived")
+                raise OSError(f"{arrived:,} of {plural(size, 'byte')} arrived")
             self._system.mv(partial, f"{folder}/{base}")
 
         try:
@@ -81,7 +82,7 @@ class ObjectStore:
             size = self._system.info(self._path(name))["size"]
             self._system.get_file(self._path(name), str(partial))
             if partial.stat().st_size != size:
-                raise OSError(f"{partial.stat().st_size:,} of {size:,} bytes arrived")
+                raise OSError(f"{partial.stat().st_size:,} of {plural(size, 'byte')} arrived")
 
         with new_file(target) as partial:
             try:

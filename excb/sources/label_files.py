@@ -74,8 +74,8 @@ class LabelTable:
         there = set(scan.paths)
         if gone := [path for path in label_of if path not in there]:
             raise UserError(
-                f"{len(gone):,} of {len(label_of):,} images of {self.file} are not in {root}, such as {gone[0]}: paths "
-                "start in that folder and have their extensions"
+                f"{len(gone):,} of {plural(len(label_of), 'image')} of {self.file} not in {root}, such as "
+                f"{gone[0]}: paths start in that folder and have their extensions"
             )
         listed, folders = set(self._labels(None)), {str(PurePosixPath(path).parent) for path in label_of}
         rest = [p for p in scan.paths if p not in listed and str(PurePosixPath(p).parent) in folders]

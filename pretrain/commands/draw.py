@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from excb.cli import Command, Parser
-from excb.console import Reporter
+from excb.console import Reporter, plural
 from excb.errors import UserError
 
 from .options import add_range
@@ -95,7 +95,9 @@ def _statistics(options: argparse.Namespace) -> "Figure":
 
     labels = options.labels or [None] * len(options.runs)
     if len(labels) != len(options.runs):
-        raise UserError(f"--labels has {len(labels)} names for {len(options.runs)} runs: give one for each")
+        raise UserError(
+            f"--labels has {plural(len(labels), 'name')} for {plural(len(options.runs), 'run')}: give one for each"
+        )
     return statistics([Curves.read(run, label) for run, label in zip(options.runs, labels, strict=True)])
 
 

@@ -5,6 +5,7 @@ import json
 from pathlib import Path
 
 from excb.cli import Command, Parser
+from excb.console import plural
 from excb.errors import require
 
 from .options import add_output, add_range, reporter_of
@@ -56,7 +57,9 @@ def run(options: argparse.Namespace) -> int:
         return 0
     before, after = shrunk.bytes_before / 2**20, shrunk.bytes_after / 2**20
     there = f", {shrunk.kept:,} were there" if shrunk.kept else ""
-    reporter.answer(f"{options.out}: {shrunk.written:,} copies{there}; {before:,.1f} MiB became {after:,.1f}")
+    reporter.answer(
+        f"{options.out}: {plural(shrunk.written, 'copy', 'copies')}{there}; {before:,.1f} MiB became {after:,.1f}"
+    )
     return 0
 
 

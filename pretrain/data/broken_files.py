@@ -1,5 +1,6 @@
 """Unreadable training images: each is named once, all are counted, and a set with too many of them is refused."""
 
+from excb.console import plural
 from excb.distributed.collectives import gather_numbers, gather_objects
 from excb.errors import UserError
 from excb.ledger import NAMED, NOTHING, Ledger, LedgerEntry
@@ -55,7 +56,8 @@ class BrokenFiles:
         if hopeless or (seen >= JUDGED_FROM and found > MAX_SHARE * seen):
             names = ", ".join(sorted(set().union(*gather_objects(self._named)))[:3])
             raise UserError.on_all_ranks(
-                f"{found} of {seen} images seen are broken (more than 1 %), such as {names}: fix them and repeat the "
-                "command to resume, or start another run without them (another --out, init=RUN for its weights)",
+                f"{found} of {plural(seen, 'image')} seen {'is' if found == 1 else 'are'} broken (more than 1 %), such "
+                f"as {names}: fix them and repeat the command to resume, or start another run without them (another "
+                "--out, init=RUN for its weights)",
             )
         return new

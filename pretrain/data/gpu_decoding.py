@@ -13,6 +13,7 @@ from PIL import Image
 from torch import Tensor
 from torch.nn import functional as F
 
+from excb.console import plural
 from excb.distributed.machine import to_device
 from excb.errors import UserError, first_line
 from excb.images.image_set import CodedImages
@@ -36,7 +37,9 @@ def require_decoder(recipe: Recipe, device: torch.device) -> None:
     if recipe.efficiency.decoder != "nvjpeg":
         return
     if recipe.channels != RGB:
-        raise UserError(f"efficiency.decoder=nvjpeg decodes JPEGs in RGB, not {recipe.channels} channels: {INSTEAD}")
+        raise UserError(
+            f"efficiency.decoder=nvjpeg decodes JPEGs in RGB, not {plural(recipe.channels, 'channel')}: {INSTEAD}"
+        )
     if device.type != "cuda":
         raise UserError(f"efficiency.decoder=nvjpeg decodes on a GPU, and this run is on the CPU: {INSTEAD}")
     file = io.BytesIO()

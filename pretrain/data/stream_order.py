@@ -18,6 +18,7 @@ from torch import Tensor
 from torch.utils.data import Sampler
 
 from excb import seeding
+from excb.console import plural
 from excb.distributed.collectives import gather_rows
 from excb.distributed.workers import PATIENCE, ReadingError
 from excb.errors import UserError
@@ -41,8 +42,8 @@ def reader_count(images: StreamImages, batch: int, world_size: int) -> int:
     if readers % world_size:
         fit = ", ".join(str(count) for count in range(1, readers + 1) if readers % count == 0)
         raise UserError(
-            f"{images.root} has {images.shards} shards, which for a batch of {batch} means {readers} shard readers: "
-            f"{world_size} processes cannot share them evenly, {fit} can"
+            f"{images.root} has {plural(images.shards, 'shard')}, which for a batch of {batch} means "
+            f"{plural(readers, 'shard reader')}: {world_size} processes cannot share them evenly, {fit} can"
         )
     return readers
 
@@ -51,11 +52,11 @@ def describe_order(images: StreamImages, batch: int, readers: int) -> str:
     """Describe a stream's order to the user, in one message."""
     buffer, steps = max(1, images.buffer // readers), len(images) // batch
     return (
-        f"{images.root} is a stream of {images.shards:,} shards, {readers} shard readers and a shuffle buffer of "
-        f"{buffer:,} images in each. The shuffle is local: an image comes at most {buffer:,} places too early in its "
-        "reader and about as many too late, so neighbours in a shard stay close to each other. An epoch is "
-        f"{steps:,} steps, in which some images may come twice or not at all. Resuming is exact and reads the images "
-        "in the buffers again"
+        f"{images.root} is a stream of {plural(images.shards, 'shard')}, {plural(readers, 'shard reader')} and a "
+        f"shuffle buffer of {plural(buffer, 'image')} in each. The shuffle is local: an image comes at most "
+        f"{plural(buffer, 'place')} too early in its reader and about as many too late, so neighbours in a shard stay "
+        f"close to each other. An epoch is {plural(steps, 'step')}, in which some images may come twice or not at "
+        "all. Resuming is exact and reads the images in the buffers again"
     )
 
 

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from excb.console import plural
 from excb.errors import require
 from excb.method import balancing, batch_sizes, spherical_kmeans, unit
 from excb.objective.loss import assign, cross_entropy
@@ -42,7 +43,7 @@ class Assignments(Objective):
         require(
             len(samples) >= settings.clusters,
             f"distil.assignments needs at least as many images as clusters, but teachers see {len(samples)} for "
-            f"{settings.clusters} clusters: lower distil.clusters to at most {len(samples)}",
+            f"{plural(settings.clusters, 'cluster')}: lower distil.clusters to at most {len(samples)}",
         )
         means = spherical_kmeans(samples, settings.clusters, iterations=settings.kmeans_iterations, seed=seed)
         self.centroids.copy_(unit(means))

@@ -6,6 +6,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
+from excb.console import plural
 from excb.errors import require
 from excb.hub.adopted import Adopted, OwnTransform
 from excb.hub.backbone import Backbone
@@ -48,12 +49,13 @@ def for_channels(name: str, backbone: Backbone, channels: int, chosen: Sequence[
     count = transform.channels
     require(
         len(chosen) == count and all(0 <= each < channels for each in chosen) and channels > 1,
-        f"the teacher {name} takes {count} channels, and the images have {channels}: name those that it sees as red, "
-        f"green and blue, from 0 to {channels - 1}, such as distil.teacher_channels=2,1,0",
+        f"the teacher {name} takes {plural(count, 'channel')}, and the images have {channels}: name those that it "
+        f"sees as red, green and blue, from 0 to {channels - 1}, such as distil.teacher_channels=2,1,0",
     )
     require(
         not isinstance(transform, OwnTransform),
-        f"the teacher {name} has a transform of its own, which takes no images of {channels} channels: load it by name",
+        f"the teacher {name} has a transform of its own, which takes no images of "
+        f"{plural(channels, 'channel')}: load it by name",
     )
     mean, std = [UNSEEN] * channels, [UNSEEN] * channels
     for place, each in enumerate(chosen):

@@ -6,7 +6,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from excb.console import Reporter
+from excb.console import Reporter, plural
 from excb.distributed.machine import to_device
 from excb.features.cache import CachedFeatures
 from excb.features.extraction import Extraction, features_of
@@ -67,9 +67,11 @@ def features_of_teacher(
         workers=workers,
         unreadable="nan",
     )
-    features = features_of(extraction, cache, reporter, name=f"{len(images):,} images by {teacher.name}")
+    features = features_of(extraction, cache, reporter, name=f"{plural(len(images), 'image')} by {teacher.name}")
     if unreadable := sum(int(part.isnan().any(1).sum()) for part in features.parts()):
-        reporter.warn(f"{teacher.name} could not read {unreadable:,} of {len(images):,} images: they teach nothing")
+        reporter.warn(
+            f"{teacher.name} could not read {unreadable:,} of {plural(len(images), 'image')}: they teach nothing"
+        )
     return features
 
 

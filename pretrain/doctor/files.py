@@ -69,7 +69,7 @@ def _spread(indices: Sequence[int], count: int) -> list[int]:
 
 def _judge(name: str, broken: dict[int, str], indices: int, max_share: float, *, of: int | None = None) -> Finding:
     sampled = of is not None and indices < of
-    counted = f"{indices:,} of {of:,} images" if sampled else f"all {indices:,} images"
+    counted = f"{indices:,} of {plural(of or 0, 'image')}" if sampled else f"all {plural(indices, 'image')}"
     more = "; --all decodes every image" if sampled else ""
     if not broken:
         return Finding(name, "ok", f"{counted}: none broken{more}")

@@ -56,7 +56,7 @@ def check_cores(workers: int, processes: int) -> Finding:
     cores = min(seen, allowed) if allowed is not None else seen
     threads = torch.get_num_threads()
     each = f"{plural(threads, 'thread')} and {plural(workers, 'worker')}"
-    found = f"{cores:g} cores; {plural(processes, 'process', 'processes')} of {each}"
+    found = f"{cores:g} {'core' if cores == 1 else 'cores'}; {plural(processes, 'process', 'processes')} of {each}"
     if allowed is not None and allowed < seen:
         found += f" (the container may use {allowed:g} of the {seen} it sees)"
     if processes > 1 and threads * processes > cores and "OMP_NUM_THREADS" in os.environ:

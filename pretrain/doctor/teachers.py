@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from excb.console import plural
 from excb.errors import UserError
 from excb.files.atomic import nearest_existing
 from excb.hub import loading
@@ -48,7 +49,7 @@ def check_teachers(recipe: Recipe, images: int, load: Callable[[], Sequence[Teac
 
 def _network(row: dict[str, Any], recipe: Recipe) -> Finding:
     name, side, asked = row["name"], row["input"], recipe.distil.teacher_size
-    found = f"{row['parameters']:,} parameters, {row['width']:,} features, images of {side} pixels"
+    found = f"{plural(row['parameters'], 'parameter')}, {plural(row['width'], 'feature')}, images of {side} pixels"
     if recipe.init is not None and _same(name, recipe.init):
         fix = "name another teacher, or leave init out: this student is its teacher from the first step"
         return Finding(f"teacher {name}", "warning", f"{found}; the student starts from the same network", fix)
@@ -78,7 +79,7 @@ def _clusters(settings: DistilSettings, images: int) -> Finding:
         problem, _, fix = str(error).rpartition(": ")
         return Finding("clusters of features", "error", problem, fix)
     each = samples_seen(settings, images) / settings.clusters
-    found = f"{settings.clusters:,} clusters start from {each:,.3g} images each"
+    found = f"{plural(settings.clusters, 'cluster')} start from {each:,.3g} images each"
     if each < FEW:
         return Finding("clusters of features", "warning", found, f"lower distil.clusters: fewer than {FEW} images each")
     return Finding("clusters of features", "ok", found)

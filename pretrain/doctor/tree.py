@@ -49,7 +49,7 @@ def _classes(images: CodedImages) -> Finding:
             names,
         )
     sizes = np.bincount(images.labels, minlength=len(names))
-    found = f"{plural(len(names), 'class', 'classes')} of {sizes.min():,} to {sizes.max():,} images"
+    found = f"{plural(len(names), 'class', 'classes')} of {sizes.min():,} to {plural(sizes.max(), 'image')}"
     few = tuple(f"{names[index]} ({sizes[index]})" for index in np.argsort(sizes, kind="stable") if sizes[index] < FEW)
     if few:
         return Finding(

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from excb.charts.style import distinct_styles, new_figure
-from excb.console import Reporter
+from excb.console import Reporter, plural
 from excb.errors import UserError
 from excb.hub import loading
 from excb.hub.backbone import Backbone
@@ -122,11 +122,13 @@ def compute_plane(
     for path, reason in features.broken.items():
         reporter.warn(f"{path} cannot be read ({reason}) and is skipped")
     if len(features.rows) < 4:
-        raise UserError(f"{len(features.rows)} images are too few for t-SNE: choose more or larger classes")
+        raise UserError(
+            f"{plural(len(features.rows), 'image is', 'images are')} too few for t-SNE: choose more or larger classes"
+        )
     assert images.labels is not None
     assert images.classes is not None
     index = {images.classes.index(name): number for number, name in enumerate(wanted)}
-    reporter.note(f"t-SNE of {len(features.rows):,} images")
+    reporter.note(f"t-SNE of {plural(len(features.rows), 'image')}")
     clipped_ledger(images).tell(reporter)
     layout = TSNE(perplexity=min(PERPLEXITY, (len(features.rows) - 1) / 3), init="pca", random_state=seed)
     points = layout.fit_transform(unit(features.rows).numpy())

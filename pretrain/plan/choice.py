@@ -96,7 +96,7 @@ def choose_recipe(
     side = _side_of(images)
     processes = max(1, torch.cuda.device_count() if gpus is None else gpus) if device.type == "cuda" else 1
     where = f"{processes} x {torch.cuda.get_device_name(device)}" if device.type == "cuda" else _cores()
-    reasons = [f"{number:,} images, their shorter side {side} pixels (median); {where}"]
+    reasons = [f"{plural(number, 'image')}, their shorter side {side} pixels (median); {where}"]
     if device.type == "cuda" and number >= LARGE and side >= LARGE_SIDE:
         name, values = _large(number, device, processes, reasons)
     else:
@@ -153,7 +153,9 @@ def _small(number: int, side: int, device: torch.device, reasons: list[str], pix
     batch = min(256 if on_gpu and number >= 20_000 else 64, 2 ** int(math.log2(number / 4)))
     reasons.append(f"batch {batch}: at least four steps in an epoch, and 64 to 256 if there are enough images")
     clusters = clusters_for(number)
-    reasons.append(f"{clusters} clusters: about {A_CLUSTER} images in each (with a larger K, clusters stay empty)")
+    reasons.append(
+        f"{plural(clusters, 'cluster')}: about {A_CLUSTER} images in each (with a larger K, clusters stay empty)"
+    )
     size = 64 if side >= 96 else max(32, side // 2 // 16 * 16)
     evaluated = min(max(size, side // 8 * 8), size * 5 // 4)
     reasons.append(f"views of {size} pixels, evaluated at {evaluated}: images are {side} pixels")
@@ -180,7 +182,7 @@ def _large(number: int, device: torch.device, processes: int, reasons: list[str]
         clusters = min(clusters_for(number), 8192)
         values.append(f"method.clusters={clusters}")
         reasons.append(
-            f"recipe {MEDIUM}: a ResNet-50 with clusters and contrast, {clusters:,} clusters; not measured yet"
+            f"recipe {MEDIUM}: a ResNet-50 with clusters and contrast, {plural(clusters, 'cluster')}; not measured yet"
         )
     memory = torch.cuda.get_device_properties(device).total_memory
     # The contrastive term needs the whole batch at once.
@@ -230,7 +232,7 @@ def _epochs(
     )
     epochs = min(most if hours is not None else wanted, fits)
     if hours is None:
-        why = f"some {epochs * steps:,} steps"
+        why = f"some {plural(epochs * steps, 'step')}"
     elif epochs < wanted:
         why = f"as many as {hours:g} h allow; {wanted} would be better"
     else:

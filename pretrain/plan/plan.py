@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 import torch
 
-from excb.console import Reporter
+from excb.console import Reporter, plural
 from excb.distributed.machine import choose_device
 from excb.distributed.workers import worker_count
 from excb.errors import require
@@ -186,7 +186,9 @@ def measure_run(
     if device is None:
         return measured | {"missing": NO_GPU}
     on_gpu = device.type == "cuda"
-    measured["device"] = torch.cuda.get_device_name(device) if on_gpu else f"CPU, {torch.get_num_threads()} threads"
+    measured["device"] = (
+        torch.cuda.get_device_name(device) if on_gpu else f"CPU, {plural(torch.get_num_threads(), 'thread')}"
+    )
     share = counted["batch"] // counted["processes"]
     if not on_gpu:  # a whole batch would take minutes there
         share = max(2, min(share, int(CPU_FLOPS / counted["flops"]["image"])))
@@ -202,7 +204,9 @@ def measure_run(
                 seconds=min(seconds, TEACHER_SECONDS),
             )
     except torch.OutOfMemoryError:
-        return measured | {"missing": f"{share} images do not fit into this GPU: raise efficiency.accumulate"}
+        return measured | {
+            "missing": f"{plural(share, 'image does', 'images do')} not fit into this GPU: raise efficiency.accumulate"
+        }
     measured["step"], speed = asdict(step), step.images_per_second
     if images is not None:
         here = min(counted["processes"], max(1, torch.cuda.device_count()))

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any
 
-from excb.console import Reporter, duration
+from excb.console import Reporter, duration, plural
 
 from .memory import StepMemory
 
@@ -20,8 +20,8 @@ def print_plan(report: Report, reporter: Reporter) -> None:
     whose = "" if report["set_given"] else " of ImageNet (--data DIR for others)"
     reporter.answer(
         f"{report['recipe']} on {processes} process{'es' if processes > 1 else ''}, {precision}{again}: "
-        f"{report['batch']:,} images per step, {share:,} in a micro-batch of a process\n"
-        f"{report['steps']:,} steps with {report['set']:,} images{whose}\n"
+        f"{plural(report['batch'], 'image')} per step, {share:,} in a micro-batch of a process\n"
+        f"{plural(report['steps'], 'step')} with {plural(report['set'], 'image')}{whose}\n"
     )
     for breach in report["rules"]:
         reporter.answer(f"{breach['severity']}: {breach['found']}: {breach['fix']}")
@@ -51,8 +51,8 @@ def _print_networks(report: Report, reporter: Reporter) -> None:
     reporter.answer(f"{_flops(flops['run'])} for the whole run")
     launches = report["launches"]
     reporter.answer(
-        f"networks and loss launch {launches['forward']:,} kernels forward and {launches['backward']:,} backward in a "
-        "micro-batch"
+        f"networks and loss launch {plural(launches['forward'], 'kernel')} forward and {launches['backward']:,} "
+        "backward in a micro-batch"
     )
 
 
@@ -69,7 +69,7 @@ def _print_teachers(report: Report, reporter: Reporter) -> None:
     if once["images"]:
         purpose = "" if teachers["sees"] == "image" else ", for statistics and first clusters"
         reporter.answer(
-            f"before training they see {once['images']:,} images once{purpose}: {_flops(once['flops'])} and "
+            f"before training they see {plural(once['images'], 'image')} once{purpose}: {_flops(once['flops'])} and "
             f"{_bytes(once['memory'])} at most, then kept in the cache: {_bytes(once['kept'])} on disk"
         )
 
@@ -95,7 +95,7 @@ def _print_communication(report: Report, reporter: Reporter) -> None:
         return
     rows = [
         ["gradients", _bytes(sent["gradients"])],
-        [f"BatchNorm statistics, {sent['exchanges']} exchanges", _bytes(sent["batchnorm"])],
+        [f"BatchNorm statistics, {plural(sent['exchanges'], 'exchange')}", _bytes(sent["batchnorm"])],
         ["cluster sizes", _bytes(sent["sizes"])],
         *([["balancing", _bytes(sent["balancing"])]] if sent["balancing"] else []),
         *([["contrast", _bytes(sent["contrast"])]] if sent["contrast"] else []),
@@ -112,9 +112,16 @@ def _print_measured(report: Report, reporter: Reporter) -> None:
         return
     step, loader = measured["step"], measured["loader"]
     peak = f", {_bytes(step['peak_memory'])} at most" if step["peak_memory"] is not None else ""
-    rows = [[f"steps alone, {step['images']:,} random images each{peak}", f"{step['images_per_second']:,.3g} images/s"]]
+    rows = [
+        [
+            f"steps alone, {plural(step['images'], 'random image')} each{peak}",
+            f"{step['images_per_second']:,.3g} images/s",
+        ]
+    ]
     if loader is not None:
-        rows.append([f"loader alone, {loader['workers']} workers", f"{loader['images_per_second']:,.3g} images/s"])
+        rows.append(
+            [f"loader alone, {plural(loader['workers'], 'worker')}", f"{loader['images_per_second']:,.3g} images/s"]
+        )
     scaling = f", if {processes} processes are {processes} times as fast" if processes > 1 else ""
     rows.append([f"the whole run{scaling}", duration(3600 * measured["hours"])])
     unknown = (

@@ -10,6 +10,7 @@ from typing import Any
 
 from torch import Tensor
 
+from excb.console import plural
 from excb.method import pair_weights
 from excb.neighbours.nearest import nearest
 
@@ -216,8 +217,8 @@ class Health:
         return Alarm(
             "stalled",
             f"two views of an image share a cluster in {100 * figures['agreement']:.1f} % of cases (chance "
-            f"{100 * chance:.2g} %), as {self._window} epochs ago: check that views of an image show the same "
-            "things (views.global_scale, views.jitter), then try a higher optim.base_lr or a lower "
+            f"{100 * chance:.2g} %), as {plural(self._window, 'epoch')} ago: check that views of an image show the "
+            "same things (views.global_scale, views.jitter), then try a higher optim.base_lr or a lower "
             "method.teacher_momentum",
         )
 

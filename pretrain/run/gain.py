@@ -6,6 +6,7 @@ from typing import Any
 
 from torch import Tensor
 
+from excb.console import plural
 from excb.inference.accuracy import difference_interval
 from excb.inference.halves import halved
 
@@ -116,7 +117,7 @@ class Adapted:
     def judge(self) -> tuple[bool | None, str]:
         """Whether the best epoch is better than the start, and the sentences that say so; None: it may be chance."""
         gain = self.gains[TARGET]
-        figure, best = f"{gain.figure} on {gain.measured_on}", f"the best of {self.measurements} measurements"
+        figure, best = f"{gain.figure} on {gain.measured_on}", f"the best of {plural(self.measurements, 'measurement')}"
         better = False if self.epoch == 0 else gain.low > 0 or None
         if better:
             summary = (
@@ -130,7 +131,7 @@ class Adapted:
             )
         else:
             number = self.measurements
-            none = "the only measurement is not" if number == 1 else f"none of {number} measurements is"
+            none = "the only measurement is not" if number == 1 else f"none of {plural(number, 'measurement')} is"
             summary = f"Keep the original: {none} above its {figure}, {gain.start:.1f} %."
         if (source := self.gains.get(SOURCE)) is not None and self.epoch:
             lost = "it has forgotten" if source.high < 0 else "nothing is lost" if source.low > 0 else "within chance"

@@ -68,6 +68,8 @@ class FolderProbe:
     ) -> None:
         self.name, self._recipe, self._device, self._workers = name, recipe, device, workers
         sets = opened_by_all(data, lambda: with_one_mapping(find_sets(data, note, held_out=CHOSEN_BY), pixels, note))
+        for line in sets.dropped.lines():
+            note(line)
         if isinstance(sets.train, ShardImages):
             sets = all_succeed(lambda: _here(sets))
         self._sets, self._monitor = sets, None

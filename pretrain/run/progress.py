@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from excb.checkpoint import run_checkpoint
-from excb.console import Reporter, duration
+from excb.console import Reporter, duration, plural
 from excb.distributed.collectives import world_size
 from excb.distributed.machine import peak_memory
 from excb.ledger import NOTHING, Ledger
@@ -116,7 +116,7 @@ def sum_up(
     several = world_size() > 1
     where = f"{world_size()} x {device.type}" if several else device.type
     parts = [
-        f"{progress.step} steps in {duration(progress.seconds)}",
+        f"{plural(progress.step, 'step')} in {duration(progress.seconds)}",
         f"{progress.images_per_second:,.0f} images/s on {where}",
         f"{peak_memory(device) / 2**30:.1f} GiB{' a process' if several else ''} at most",
     ]
@@ -136,8 +136,8 @@ def _empty_before_balancing(progress: Progress, clusters: int) -> str | None:
     if empty / clusters <= by_chance + EMPTY_SHARE * (1 - by_chance):
         return None
     return (
-        f"{empty:,} of {clusters:,} clusters were empty before balancing in the last epoch: their sizes are even after "
-        "balancing only, and `excb-eval clusters` assigns without it"
+        f"{empty:,} of {plural(clusters, 'cluster')} {'was' if empty == 1 else 'were'} empty before balancing in the "
+        "last epoch: their sizes are even after balancing only, and `excb-eval clusters` assigns without it"
     )
 
 

@@ -93,7 +93,7 @@ def _clusters(recipe: Recipe, facts: SetFacts) -> Breach | None:
     return Breach(
         "clusters",
         "error" if never else "warning",
-        f"{clusters:,} clusters for {plural(images, 'image')}"
+        f"{plural(clusters, 'cluster')} for {plural(images, 'image')}"
         + (": most can never hold one" if never else f", {images / clusters:.2g} in each"),
         f"set method.clusters={clusters_for(images)}, about {A_CLUSTER} images each",
     )

@@ -16,6 +16,7 @@ import torch
 
 from excb.checkpoint import run_checkpoint
 from excb.checkpoint.same_run import changes, require_same_run
+from excb.console import plural
 from excb.distributed.collectives import world_size
 from excb.errors import UserError, require
 from excb.files import json_text
@@ -146,8 +147,8 @@ class RunFolder:
                     f"one from it with init={self.place}"
                 )
             raise UserError(
-                f"the run in {self.place} has not finished its {before} epochs: finish it with the command that began "
-                "it, then extend it"
+                f"the run in {self.place} has not finished its {plural(before, 'epoch')}: finish it with the command "
+                "that began it, then extend it"
             )
         if newest < after * steps_per_epoch:
             with _changing(self.path):
@@ -246,7 +247,7 @@ def extended(recipe: Recipe, text: str | bytes | None, place: object, epochs: in
     except (ValueError, KeyError, TypeError, AttributeError):
         raise UserError(_damaged(place)) from None
     after, more = recipe.optim.epochs + epochs, before - recipe.optim.epochs
-    require(after >= before, f"the run in {place} has {before} epochs already: --extend {more} or more")
+    require(after >= before, f"the run in {place} has {plural(before, 'epoch')} already: --extend {more} or more")
     marks = restarts if after == before else (*restarts, before)
     return before, recipe.change(optim={"epochs": after, "restarts": marks})
 
@@ -303,7 +304,9 @@ def _refuse_others(text: str | bytes, recipe: Recipe, data: dict[str, Any], plac
     new_recipe = completed(recipe.to_dict())
     others = changes(old_recipe, new_recipe, resumable_changes=(*RESUMABLE_CHANGES, *LENGTH))
     if not others and not extends and recipe.optim.restarts != restarts and more > 0:
-        raise UserError(f"the run in {place} was extended by {more} epochs: repeat the command with --extend {more}")
+        raise UserError(
+            f"the run in {place} was extended by {plural(more, 'epoch')}: repeat the command with --extend {more}"
+        )
     require_same_run(
         place,
         old_recipe,
@@ -315,8 +318,8 @@ def _refuse_others(text: str | bytes, recipe: Recipe, data: dict[str, Any], plac
         place,
         {"images": old_fingerprint},
         {"images": data["fingerprint"]},
-        advice=f"use the {old_images} images of {old_root} again, or choose another --out (init={place} takes its "
-        "weights)",
+        advice=f"use the {plural(old_images, 'image')} of {old_root} again, or choose another --out "
+        f"(init={place} takes its weights)",
     )
 
 

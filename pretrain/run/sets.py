@@ -9,13 +9,15 @@ from typing import Any
 
 import numpy as np
 
-from excb.images.image_set import CodedImages, Images, ImageSet
+from excb.console import plural
+from excb.images.image_set import CodedImages, Images, ImageSet, ledger_of
 from excb.images.pixels import Pixels
 from excb.images.scanning import scan_folder
 from excb.images.shards import Note, ShardImages, open_shards
 from excb.images.subset import Subset
 from excb.images.survey import on_mapping, surveyed, with_pixels
 from excb.images.tars.places import holds_shards, is_shards
+from excb.ledger import NOTHING, Ledger, omission
 from excb.remote import byte_ranges
 from excb.sources.opening import open_images
 from excb.sources.table import source_of
@@ -32,6 +34,12 @@ class ImageSets:
 
     train: CodedImages
     held_out: Images | None
+    dropped: Ledger = NOTHING  # of the folder of held-out images
+
+    @property
+    def ledger(self) -> Ledger:
+        """All that was left out of both, or is doubted."""
+        return ledger_of(self.train).of("train") + (ledger_of(self.held_out) + self.dropped).of("the held-out images")
 
     @property
     def judged_on(self) -> str:
@@ -39,7 +47,9 @@ class ImageSets:
         if self.train.labels is None:
             return "no labels"
         return (
-            f"{len(self.held_out):,} held-out images" if self.held_out is not None else "training images, each left out"
+            f"{plural(len(self.held_out), 'held-out image')}"
+            if self.held_out is not None
+            else "training images, each left out"
         )
 
     def to_dict(self) -> dict[str, Any]:
@@ -57,9 +67,9 @@ class ImageSets:
 def find_sets(data: str | Path, note: Note = lambda _line: None, *, held_out: Sequence[str] = HELD_OUT) -> ImageSets:
     """The images of `data/train`, or `data`; labelled ones of another folder beside `train` are held out.
 
-    Held-out images of classes without training images are dropped: no neighbour could vote for them. `data` may be
-    shards as `excb.images.shards.open_shards` takes them; `note` is called when these are indexed. Of torchvision:NAME
-    and hf:ID the test images are held out.
+    Held-out images of classes without training images are dropped, which the ledger says: no neighbour could vote for
+    them. `data` may be shards as `excb.images.shards.open_shards` takes them; `note` is called when these are indexed.
+    Of torchvision:NAME and hf:ID the test images are held out.
 
     Args:
         data: the folder.
@@ -83,14 +93,15 @@ def find_sets(data: str | Path, note: Note = lambda _line: None, *, held_out: Se
     number = {name: index for index, name in enumerate(train.classes)}
     labels = np.array([number.get(name, -1) for name in other.classes], np.int64)[other.labels]
     shared = np.flatnonzero(labels >= 0)
+    strange = [other.paths[index] for index in np.flatnonzero(labels < 0).tolist()]
+    dropped = omission("images of classes without training images", strange)
     if not len(shared):
-        return ImageSets(train, None)
-    if dropped := len(other) - len(shared):
-        note(f"left out of {other.root}: {dropped:,} images of classes without training images")
+        return ImageSets(train, None, dropped)
     if isinstance(other, ImageSet):
         paths = [other.paths[index] for index in shared.tolist()]
-        return ImageSets(train, replace(other, paths=paths, labels=labels[shared], classes=train.classes))
-    return ImageSets(train, Subset(replace(other, labels=labels, classes=train.classes), shared))
+        known = replace(other, paths=paths, labels=labels[shared], classes=train.classes)
+        return ImageSets(train, known, dropped)
+    return ImageSets(train, Subset(replace(other, labels=labels, classes=train.classes), shared), dropped)
 
 
 def with_one_mapping(sets: ImageSets, known: Pixels | None, note: Note) -> ImageSets:
@@ -105,7 +116,7 @@ def with_one_mapping(sets: ImageSets, known: Pixels | None, note: Note) -> Image
     held_out, refusal = sets.held_out, f", and the training images have none: {CONVERT}"
     if held_out is not None:
         held_out = on_mapping(held_out, survey.pixels, note=note, refusal=refusal)
-    return ImageSets(with_pixels(sets.train, survey.pixels), held_out)
+    return replace(sets, train=with_pixels(sets.train, survey.pixels), held_out=held_out)
 
 
 def _part(data: str, name: str) -> str:

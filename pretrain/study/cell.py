@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from excb import ledger
 from excb.checkpoint import run_checkpoint
 from excb.console import Reporter
 from excb.distributed.machine import choose_device
@@ -69,7 +70,7 @@ _FIELDS = {
     "data_digest": line,
     "environment": table,
 }
-_RULE = record_of(_FIELDS, required=_FIELDS, extra=True)
+_RULE = record_of(_FIELDS | {"ledger": ledger.RULE}, required=_FIELDS, extra=True)
 
 
 @dataclass(frozen=True)
@@ -176,6 +177,7 @@ def run_cell(job: CellRun, sets: ImageSets, reporter: Reporter) -> int:
         training = json_text.parse((job.folder / REPORT).read_text(encoding="utf-8"))
         begun = json_text.parse((job.folder / RECIPE).read_text(encoding="utf-8"))["recipe"]
         recipe = recipe.change(efficiency={"precision": begun["efficiency"]["precision"]})  # what `auto` was there
+    found = sets.ledger + ledger.Ledger.from_dict(training.get("ledger", {})).of("train")
     start = time.monotonic()
     if job.cell in REFERENCES:
         job.folder.mkdir(parents=True, exist_ok=True)
@@ -200,7 +202,7 @@ def run_cell(job: CellRun, sets: ImageSets, reporter: Reporter) -> int:
         "data": sets.to_dict(),
         "environment": environment() | {"threads": torch.get_num_threads(), "trained_on": device.type},
         "recipe": recipe.to_dict(),
-    }
+    } | ({"ledger": found.to_dict()} if found else {})
     write_text(json.dumps(contents, indent=2) + "\n", job.folder / FILE)
     return 0
 

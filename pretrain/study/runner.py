@@ -8,10 +8,9 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
-from excb.console import Progressor, Reporter, duration
+from excb.console import Progressor, Reporter, duration, plural
 from excb.errors import USER_ERROR, UserError
 from excb.files.atomic import write_text
-from excb.images.image_set import ledger_of
 from excb.images.scanning import refuse_among
 from excb.references.baselines import REFERENCES, UNTRAINED
 
@@ -193,7 +192,7 @@ def run_study(
     selected = study.select(cells)
     declared = overrides.apply(overrides.find_recipe(BASE), values).data.pixels
     sets = with_one_mapping(find_sets(data, reporter.note), declared, reporter.note)
-    ledger_of(sets.train).tell(reporter)
+    sets.ledger.tell(reporter)
     if len(sets.train) < 2:
         raise UserError(f"{sets.train.root} holds one image: a study needs at least a few hundred")
     refuse_among(sets.train, out)
@@ -232,7 +231,9 @@ def run_study(
         f"{grid.folder}: table.md, table.csv, {', '.join(file.name for file in pictures)}; runs in CELL/seed-N"
     )
     if failed:
-        reporter.warn(f"{len(failed)} of {len(left)} cells failed ({', '.join(failed)}): the same command retries them")
+        reporter.warn(
+            f"{len(failed)} of {plural(len(left), 'cell')} failed ({', '.join(failed)}): the same command retries them"
+        )
     return USER_ERROR if failed else 0
 
 

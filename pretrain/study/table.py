@@ -6,10 +6,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from excb.console import duration
+from excb.console import duration, plural
 from excb.files.csv_text import csv_table
 from excb.files.markdown import markdown_table
 from excb.inference.estimate import Estimate
+from excb.ledger import Ledger
 
 from .studies import Study, StudyCell
 
@@ -183,7 +184,7 @@ class StudyTable:
         judged = sorted({one["data"]["judged_on"] for one in runs})
         machines = sorted(
             {
-                f"{one['environment']['device']}, {one['environment']['threads']} threads, "
+                f"{one['environment']['device']}, {plural(one['environment']['threads'], 'thread')}, "
                 f"torch {one['environment']['torch']}, excb {one['environment']['excb']}"
                 for one in runs
             }
@@ -192,9 +193,9 @@ class StudyTable:
         counts = sorted({len(tried) for tried in self.tried.values() if tried})
         tuning = [
             f"Tuning: each cell tried {' or '.join(map(str, counts))} settings with one seed, "
-            f"{sum(map(len, self.tried.values()))} runs in all; the best by k-NN of the training images, each by the "
-            "others (agreement of neighbours without labels), is in the table at all seeds. Held-out images decided "
-            "nothing."
+            f"{plural(sum(map(len, self.tried.values())), 'run')} in all; the best by k-NN of the training images, "
+            "each by the others (agreement of neighbours without labels), is in the table at all seeds. Held-out "
+            "images decided nothing."
         ]
         return [
             *(tuning if counts else []),
@@ -204,6 +205,21 @@ class StudyTable:
             "Cluster sizes are relative to 1/K: those of the last epoch's global views as training assigned them, "
             "after balancing; by z: of the training images by the teacher's highest similarity, without balancing.",
             f"Computing time: {duration(self.seconds)} in all, on {'; '.join(machines)}.",
+            *self.remarks(),
+        ]
+
+    def remarks(self) -> list[str]:
+        """All that runs left out of their images, or doubt, and the first run that says it, where not all do."""
+        runs = [(f"{row.cell.name}, seed {one['seed']}", one) for row in self._all for one in row.runs]
+        of_line: dict[str, list[str]] = {}
+        for name, one in runs:
+            for line in Ledger.from_dict(one.get("ledger", {})).lines():
+                of_line.setdefault(line, []).append(name)
+        return [
+            line
+            if len(names) == len(runs)
+            else f"{line} ({len(names)} of {plural(len(runs), 'run')}, such as {names[0]})"
+            for line, names in of_line.items()
         ]
 
     def markdown(self) -> str:

@@ -5,7 +5,7 @@ from typing import Any
 
 from torch import Tensor
 
-from excb.console import Reporter
+from excb.console import Reporter, plural
 from excb.distributed.signals import StopRequest
 from excb.errors import UserError
 from excb.images.pixels import pixels_of
@@ -131,7 +131,9 @@ class EpochEnd:
             progress.hits |= _right_answers(readings, "best")
         progress.losing = 0 if better else progress.losing + 1
         if adapt.patience is not None and progress.losing >= adapt.patience and not last:
-            progress.ended = f"{progress.losing} measurements in a row brought nothing better (adapt.patience)"
+            progress.ended = (
+                f"{plural(progress.losing, 'measurement')} in a row brought nothing better (adapt.patience)"
+            )
 
     def _measure(
         self, what: str, stop: StopRequest, *, halves: bool

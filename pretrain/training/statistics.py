@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 import numpy as np
 
+from excb.console import plural
 from excb.errors import require
 from excb.images.decoding import BrokenImageError
 from excb.images.image_set import Images
@@ -32,7 +33,7 @@ def measured(recipe: Recipe, images: Images, note: Callable[[str], None]) -> Rec
         return recipe
     mean, std, count = channel_statistics(images)
     figures = [", ".join(f"{value:.3g}" for value in values) for values in (mean, std)]
-    note(f"channels of {count:,} images: mean {figures[0]}; standard deviation {figures[1]}")
+    note(f"channels of {plural(count, 'image')}: mean {figures[0]}; standard deviation {figures[1]}")
     return recipe.change(views={"mean": views.mean or mean, "std": views.std or std})
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from excb.console import Reporter
+from excb.console import Reporter, plural
 from excb.distributed.collectives import all_succeed, run_on_rank0
 from excb.errors import UserError
 from excb.features.cache import CachedFeatures
@@ -73,8 +73,8 @@ def require_samples(settings: DistilSettings, images: int) -> None:
     if settings.assignments > 0 and samples < clusters:
         more = ", or raise distil.samples" if images > samples else ""
         raise UserError(
-            f"k-means starts distil.clusters={clusters} from a teacher's features, and these are of {samples:,} "
-            f"images: set distil.clusters to at most {samples}{more}"
+            f"k-means starts distil.clusters={clusters} from a teacher's features, and these are of "
+            f"{plural(samples, 'image')}: set distil.clusters to at most {samples}{more}"
         )
 
 

@@ -268,10 +268,10 @@ def test_images_of_an_unknown_class_count_as_wrong(place: Path, capsys: pytest.C
     arguments = [*DATA, "--test", "{place}/partly", "--k", "1", "--json"]
     assert evaluate(place, *arguments) == 0
     said = capsys.readouterr()
-    assert "no train image is of class yak: its 1 test images count as wrong" in said.err
+    assert "no train image is of class yak: 1 test image counted as wrong" in said.err
     result = json.loads(said.out)
     assert result["data"]["unknown_classes"] == {"yak": 1}
-    note = "no train image is of class yak: its 1 test images count as wrong"
+    note = "no train image is of class yak: 1 test image counted as wrong"
     assert note in result["notes"]
     assert evaluate(place, *arguments, "--quiet") == 0
     assert note in json.loads(capsys.readouterr().out)["notes"]

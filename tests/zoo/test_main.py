@@ -217,7 +217,7 @@ def test_import_takes_timms_preprocessing_unless_told_otherwise(
     err = capsys.readouterr().err
     assert "resize 235, crop 224, bicubic, mean 0.485 0.456 0.406" in err
     assert "as timm's configuration of resnet18 says" in err
-    assert "1 tensors dropped" in err
+    assert "1 tensor dropped" in err
     options = [
         "--mean",
         "0.5",

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from excb.charts.style import FORMATS, GREY, distinct_styles, drawable, figure_bytes, new_figure, style_axes
+from excb.console import plural
 
 from .statistics import sizes_figures
 
@@ -22,9 +23,9 @@ class Curve:
         """The text in the legend."""
         figures = sizes_figures(self.sizes)
         return (
-            f"{self.name}: {len(self.sizes):,} clusters, {int(self.sizes.sum()):,} images\n"
+            f"{self.name}: {plural(len(self.sizes), 'cluster')}, {plural(int(self.sizes.sum()), 'image')}\n"
             f"empty {figures['empty_clusters_unbalanced']:,} ({figures['empty_percent_unbalanced']:.1f} %), "
-            f"largest {figures['largest_relative_size']:.1f} ({figures['largest_images']:,} images)"
+            f"largest {figures['largest_relative_size']:.1f} ({plural(int(figures['largest_images']), 'image')})"
         )
 
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
-from excb.console import Reporter
+from excb.console import Reporter, plural
 from excb.distributed.collectives import run_on_rank0
 from excb.files.atomic import write_bytes, write_text
 from excb.images.image_set import Images
@@ -75,7 +75,7 @@ class ClusterFiles:
         notes = list(result.notes)
         if missing := len(wanted) - len(pictures):
             note = (
-                f"{missing:,} of {len(wanted):,} exemplars have no picture: {options.atlas_mb:g} MB are full "
+                f"no picture of {missing:,} of {plural(len(wanted), 'exemplar')}: {options.atlas_mb:g} MB are full "
                 "(--atlas-mb takes more, --exemplars fewer)"
             )
             self.reporter.note(f"atlas: {note}")

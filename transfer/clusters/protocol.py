@@ -5,7 +5,7 @@ import time
 from collections.abc import Mapping
 from functools import partial
 
-from excb.console import Reporter
+from excb.console import Reporter, plural
 from excb.results.result import Result
 
 from ..protocol import Measurement
@@ -74,7 +74,7 @@ def measure(task: ClusterTask, options: ClusterOptions, reporter: Reporter) -> M
 def _show(result: Result, reporter: Reporter) -> None:
     rows = [[name, f"{value:,.2f}".removesuffix(".00")] for name, value in result.figures.items()]
     clusters, images = result.settings["clusters"], result.data["images"]["images"]
-    reporter.table(f"{clusters:,} clusters, {images:,} images", ["figure", "value"], rows)
+    reporter.table(f"{plural(clusters, 'cluster')}, {plural(images, 'image')}", ["figure", "value"], rows)
     for note in result.notes:
         reporter.answer(note)
 
@@ -96,6 +96,6 @@ def _notes(images: int, clusters: int, figures: Mapping[str, float], *, labelled
 
 def _empty(figures: Mapping[str, float], clusters: int) -> str:
     return (
-        f"{figures['empty_clusters_unbalanced']} of {clusters} clusters are empty before balancing, far more than by "
-        "chance: the sizes that training balances are those after it"
+        f"{figures['empty_clusters_unbalanced']} of {plural(clusters, 'cluster')} are empty before balancing, far "
+        "more than by chance: the sizes that training balances are those after it"
     )

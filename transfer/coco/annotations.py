@@ -17,7 +17,7 @@ from excb.images.pixels import EIGHT_BIT, ClippedImages, ClippedPart, Pixels, no
 from excb.ledger import NOTHING, Ledger, LedgerEntry
 
 from .codes import decoded, packed
-from .faults import Effect, Fault
+from .faults import Fault, Use, faults_ledger
 
 REPAIRED = "repaired_by_excb"  # what `--repair` changed, in the `info` of the file that it writes
 # Polygons [x0, y0, x1, y1, ...], a run-length code (a dict with size and counts), or None.
@@ -116,6 +116,7 @@ class CocoSet:
     supercategories: tuple[str, ...] = ()  # of every class; the class's own name where the file has none
     masks: bool = True  # whether masks are learned and judged, not boxes alone
     faults: tuple[Fault, ...] = ()  # of the annotation file
+    use: Use = Use.TRAINED  # decides what the faults leave out
     pixels: Pixels = EIGHT_BIT  # how stored values become colours
     clipped: ClippedImages | ClippedPart | None = field(default=None, compare=False, repr=False)  # see `ImageSet`
     beside: Ledger = field(default=NOTHING, compare=False)  # what else its folder holds, and doubts about its images
@@ -127,21 +128,10 @@ class CocoSet:
 
     @property
     def ledger(self) -> Ledger:
-        """Files left out of the folder, the objects that `--repair` dropped or training leaves out, and doubts."""
+        """Files left out of the folder, the objects that `--repair` dropped or that are left out here, and doubts."""
         before, kept = self.repaired.get("objects", (0, 0))
         dropped = LedgerEntry("objects that --repair dropped", before - kept)
-        entries = [
-            LedgerEntry(
-                fault.kind.words,
-                fault.count,
-                fault.names,
-                str(fault.kind.effect),
-                left_out=fault.kind.effect is Effect.UNTRAINED,
-            )
-            for fault in self.faults
-            if fault.kind.effect is not Effect.READ
-        ]
-        return self.beside + Ledger((*([dropped] if dropped.count else []), *entries))
+        return self.beside + Ledger((dropped,) if dropped.count else ()) + faults_ledger(self.faults, self.use)
 
     def with_doubts(self, found: Ledger) -> "CocoSet":
         """See `excb.images.image_set.with_doubts`."""

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-NAMED = 3  # names of each kind that a message shows
+from excb.ledger import NAMED, Ledger, LedgerEntry
 
 
 class Effect(StrEnum):
@@ -14,6 +14,21 @@ class Effect(StrEnum):
     KEPT = "kept as they are"
     UNTRAINED = "left out of training"
     REFUSED = "refused"
+    UNSCORED = "the pixels of their boxes do not count"
+
+    @property
+    def leaves_out(self) -> bool:
+        """Whether objects are in no figure."""
+        return self in (Effect.UNTRAINED, Effect.UNSCORED)
+
+
+class Use(StrEnum):
+    """The purpose for which a set is read."""
+
+    TRAINED = "a detector learns its objects"
+    JUDGED = "average precision is measured on its objects"
+    PAINTED = "its masks are classes of pixels"
+    LABELS = "the categories of an image's objects are its labels"
 
 
 @dataclass(frozen=True)
@@ -21,9 +36,19 @@ class FaultKind:
     """One kind of fault."""
 
     words: str  # what has it, in the plural
-    effect: Effect  # in training images; `needs_masks` are refused where average precision is measured
+    effect: Effect  # where a detector learns the objects
     repair: str  # what `--repair` does
     needs_masks: bool = False  # it is no fault where boxes alone are judged
+
+    def effect_in(self, use: Use) -> Effect:
+        """The effect where a set is read for a purpose."""
+        if use is Use.LABELS and self is NO_SIZE:  # sizes are not needed
+            return Effect.READ
+        if self.effect is not Effect.UNTRAINED or use is Use.TRAINED:
+            return self.effect
+        if not self.needs_masks:
+            return Effect.KEPT
+        return Effect.UNSCORED if use is Use.PAINTED else Effect.REFUSED
 
 
 @dataclass(frozen=True)
@@ -65,13 +90,8 @@ class Faults:
     def __len__(self) -> int:
         return len(self.counts)
 
-    def without(self, kinds: Iterable[FaultKind]) -> "Faults":
-        """All but some kinds."""
-        left = {kind: count for kind, count in self.counts.items() if kind not in set(kinds)}
-        return Faults(left, self.names)
 
-
-_READ, _KEPT, _UNTRAINED, _REFUSED = Effect
+_READ, _KEPT, _UNTRAINED, _REFUSED, _ = Effect
 NUMBERS_AS_TEXT = FaultKind("ids or sizes as text or with a decimal point", _READ, "written as whole numbers")
 ANNOTATION_IDS = FaultKind("ids of objects that repeat, are missing or 0", _READ, "objects numbered from 1")
 FILE_NAMES = FaultKind(
@@ -135,3 +155,15 @@ MISSING = FaultKind("image files that are not there", _REFUSED, "dropped with th
 UNREADABLE = FaultKind("image files that cannot be read", _REFUSED, "dropped with their objects")
 
 KINDS: tuple[FaultKind, ...] = tuple(kind for kind in globals().values() if isinstance(kind, FaultKind))
+
+
+def faults_ledger(found: Iterable[Fault], use: Use) -> Ledger:
+    """The ledger of all faults that leave something out or raise a doubt; those that are read as meant do neither."""
+    effects = [(fault, fault.kind.effect_in(use)) for fault in found]
+    return Ledger(
+        tuple(
+            LedgerEntry(fault.kind.words, fault.count, fault.names, str(effect), left_out=effect.leaves_out)
+            for fault, effect in effects
+            if effect is not Effect.READ
+        )
+    )

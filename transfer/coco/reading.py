@@ -11,10 +11,10 @@ from typing import Any
 from excb.errors import UserError, require
 from excb.files import json_text
 from excb.images.scanning import find_images
-from excb.ledger import Ledger, LedgerEntry
+from excb.ledger import NAMED, Ledger, LedgerEntry
 
 from .annotations import REPAIRED, Annotation, CocoSet
-from .faults import GROUPS, NAMED, NO_SIZE, Effect, Fault
+from .faults import GROUPS, Effect, Fault, Use, faults_ledger
 from .listing import Listing
 from .objects import Objects
 
@@ -63,16 +63,17 @@ def open_coco(
     sets = [_read(*place, sizes=None if check_all else CHECKED) for place in places]
     if masks is None:
         masks = all(map(has_masks, sets))
-    sets = [replace(images, masks=masks, faults=_relevant(images.faults, masks=masks)) for images in sets]
     groups = group_names(*sets)
-    train, val = (with_groups(images, groups) for images in sets)
-    sides = [(train, False), (val, masks)]
-    for images, needs_masks in sides:
+    uses = zip(sets, (Use.TRAINED, Use.JUDGED), strict=True)
+    train, val = (replace(with_groups(images, groups), masks=masks, use=use) for images, use in uses)
+    if not masks:
+        train, val = (replace(images, faults=_of_boxes(images.faults)) for images in (train, val))
+    for images in (train, val):
         for fault in images.faults:
-            if not _is_refused(fault, needs_masks=needs_masks):
-                note(f"{images.listed_in} has {fault}: {fault.kind.effect}")
-    _refuse(sides)
-    if any(images.faults for images, _ in sides):
+            if (effect := fault.kind.effect_in(images.use)) is not Effect.REFUSED:
+                note(f"{images.listed_in} has {fault}: {effect}")
+    _refuse(train, val)
+    if train.faults or val.faults:
         note(REPAIR)
     _compare_categories(train, val)
     if not len(train.trainable):
@@ -96,14 +97,15 @@ def layout_place(root: Path, names: Sequence[str]) -> tuple[Path, Path] | None:
 
 
 def read_coco(file: Path, folder: Path) -> CocoSet:
-    """Read one annotation file, and check that its images exist; they are not opened.
+    """Read one annotation file whose masks are classes of pixels, and check that its images exist.
 
     Raises:
-        UserError: something is missing, broken or inconsistent.
+        UserError: something is missing, broken or inconsistent; all faults are named at once.
     """
     _require_tools()
-    images = _read(file, folder, sizes=0)
-    _refuse([(images, False)])
+    images = _read(file, folder, sizes=CHECKED)
+    images = replace(with_groups(images, group_names(images)), use=Use.PAINTED)
+    _refuse(images)
     return images
 
 
@@ -113,7 +115,7 @@ class ImageLabels:
 
     labels: Mapping[str, Mapping[str, int]]  # by file below the folder: category -> 1; -1 where it has crowds only
     classes: tuple[str, ...]  # in ascending order of their ids
-    beside: Ledger  # what else the folder holds
+    ledger: Ledger  # what else the folder holds, and doubts about the file
 
 
 def read_labels(file: Path, folder: Path) -> ImageLabels:
@@ -128,10 +130,11 @@ def read_labels(file: Path, folder: Path) -> ImageLabels:
     for image, category, crowd in Objects(listing).labels():
         own, name = found[listing.images[image].file], listing.categories[category]["name"]
         own[name] = -1 if crowd and own.get(name) != 1 else 1
-    if refused := [fault for fault in listing.faults if fault.kind.effect is Effect.REFUSED and fault.kind != NO_SIZE]:
-        raise UserError(f"{file} with images in {folder} has {'; '.join(map(str, refused))}: {REPAIR}")
-    names = tuple(str(entry["name"]) for entry in listing.categories.values())
-    return ImageLabels(found, names, files_beside(folder, found.keys(), file))
+    used = {name for own in found.values() for name in own}
+    classes, parents = _names_of(listing)
+    faults = _with_groups(tuple(listing.faults), classes, _groups_of(classes, parents) - used)
+    _refuse_faults([(file, folder, faults, Use.LABELS)])
+    return ImageLabels(found, classes, files_beside(folder, found.keys(), file) + faults_ledger(faults, Use.LABELS))
 
 
 def _require_tools() -> None:
@@ -195,16 +198,16 @@ def as_set(listing: Listing, read: Sequence[tuple[int, Annotation, int]], folder
     objects: dict[int, list[Annotation]] = defaultdict(list)
     for number, annotation, _ in read:
         objects[number].append(annotation)
-    categories = listing.categories
     images = tuple(replace(image, annotations=tuple(objects[image.id])) for image in listing.images.values())
+    classes, parents = _names_of(listing)
     return CocoSet(
         listing.source,
         folder,
         images,
-        tuple(categories),
-        tuple(entry["name"] for entry in categories.values()),
+        tuple(listing.categories),
+        classes,
         fingerprint,
-        tuple(str(entry.get("supercategory") or entry["name"]) for entry in categories.values()),
+        parents,
         faults=tuple(listing.faults),
         beside=files_beside(folder, {image.file for image in images}, listing.source),
         repaired=repaired_of(listing.contents),
@@ -226,19 +229,33 @@ def has_masks(images: CocoSet) -> bool:
 
 def group_names(*sets: CocoSet) -> set[str]:
     """The categories that no set has objects of, and that others have as their group."""
-    used, parents = set[str](), set[str]()
+    used, groups = set[str](), set[str]()
     for images in sets:
         used |= {images.classes[annotation.label] for image in images.images for annotation in image.annotations}
-        pairs = zip(images.classes, images.supercategories, strict=True)
-        parents |= {parent for name, parent in pairs if parent != name}
-    return {name for images in sets for name in images.classes if name in parents - used}
+        groups |= _groups_of(images.classes, images.supercategories)
+    return groups - used
 
 
-def with_groups(images: CocoSet, groups: set[str]) -> CocoSet:
+def with_groups(images: CocoSet, groups: Set[str]) -> CocoSet:
     """The set with one more fault, if it has categories that only group others."""
-    own = [name for name in images.classes if name in groups]
-    fault = Fault(GROUPS, len(own), tuple(own[:NAMED]))
-    return replace(images, faults=(*images.faults, fault)) if own else images
+    return replace(images, faults=_with_groups(images.faults, images.classes, groups))
+
+
+def _names_of(listing: Listing) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """The names of all categories, and those of their groups; a category's own name where it has none."""
+    entries = listing.categories.values()
+    names = tuple(str(entry["name"]) for entry in entries)
+    return names, tuple(str(entry.get("supercategory") or entry["name"]) for entry in entries)
+
+
+def _groups_of(names: Sequence[str], parents: Sequence[str]) -> set[str]:
+    """The categories that others have as their group."""
+    return {parent for name, parent in zip(names, parents, strict=True) if parent != name} & set(names)
+
+
+def _with_groups(faults: tuple[Fault, ...], names: Sequence[str], groups: Set[str]) -> tuple[Fault, ...]:
+    own = [name for name in names if name in groups]
+    return (*faults, Fault(GROUPS, len(own), tuple(own[:NAMED]))) if own else faults
 
 
 def repaired_of(contents: dict[str, Any]) -> dict[str, Any]:
@@ -248,24 +265,26 @@ def repaired_of(contents: dict[str, Any]) -> dict[str, Any]:
     return record if isinstance(record, dict) else {}
 
 
-def _relevant(faults: tuple[Fault, ...], *, masks: bool) -> tuple[Fault, ...]:
-    return tuple(fault for fault in faults if masks or not fault.kind.needs_masks)
+def _of_boxes(faults: tuple[Fault, ...]) -> tuple[Fault, ...]:
+    """Those that matter where boxes alone are learned and judged."""
+    return tuple(fault for fault in faults if not fault.kind.needs_masks)
 
 
-def _refuse(sets: Sequence[tuple[CocoSet, bool]]) -> None:
-    """Raise UserError with all faults that are refused; with each set whether all of its objects must have masks."""
+def _refuse(*sets: CocoSet) -> None:
+    """Raise UserError with all faults that are refused."""
+    _refuse_faults([(images.listed_in, images.folder, images.faults, images.use) for images in sets])
+
+
+def _refuse_faults(read: Sequence[tuple[Path, Path, tuple[Fault, ...], Use]]) -> None:
+    """Raise UserError with all faults that are refused of annotation files, their folders' images and their uses."""
     lines, unmasked = [], False
-    for images, needs_masks in sets:
-        if refused := [fault for fault in images.faults if _is_refused(fault, needs_masks=needs_masks)]:
-            lines.append(f"{images.listed_in} with images in {images.folder} has {'; '.join(map(str, refused))}")
+    for file, folder, faults, use in read:
+        if refused := [fault for fault in faults if fault.kind.effect_in(use) is Effect.REFUSED]:
+            lines.append(f"{file} with images in {folder} has {'; '.join(map(str, refused))}")
         unmasked |= any(fault.kind.needs_masks for fault in refused)
     if lines:
         boxes = ", and --set masks=false judges boxes alone" if unmasked else ""
         raise UserError(f"{'. '.join(lines)}: {REPAIR}{boxes}")
-
-
-def _is_refused(fault: Fault, *, needs_masks: bool) -> bool:
-    return fault.kind.effect is Effect.REFUSED or (needs_masks and fault.kind.needs_masks)
 
 
 def _compare_categories(train: CocoSet, val: CocoSet) -> None:

@@ -3,6 +3,7 @@
 import os
 from pathlib import Path
 
+from excb.console import plural
 from excb.files.regular import is_folder
 from excb.images import copies
 from excb.images.image_set import FiledImages, Images, ImageSet
@@ -66,13 +67,13 @@ def _copies(train: Images, test: Images) -> Ledger:
     for name, pairs in again.items():
         found += doubt("files that the set holds under another name too", pairs, "each counts again", of=name)
     same_files = [between[index] for index in sorted(between)]
-    found += doubt(f"of {len(test):,} images are among the train images too", same_files, OLD, of="test")
+    found += doubt(f"of {plural(len(test), 'image')} are among the train images too", same_files, OLD, of="test")
     if not copies.comparable((train, test)):
         most = f"images, more than the {copies.MOST_NEAR:,} (or 1 GiB) that are searched for near-copies"
         return found + _unsearched(len(train) + len(test), most)
     like = [(index, other) for index, other in copies.near_copies(train, test) if index not in between]
     near = [f"{test.paths[index]} ~ {train.paths[other]}" for index, other in like]
-    return found + doubt(f"of {len(test):,} images look like a train image", near, OLD, of="test")
+    return found + doubt(f"of {plural(len(test), 'image')} look like a train image", near, OLD, of="test")
 
 
 def _unsearched(images: int, reason: str) -> Ledger:

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import numpy as np
 
+from excb.console import plural
 from excb.errors import UserError, require
 from excb.images.image_set import Images, ImageSet
 
@@ -20,12 +21,13 @@ def labelled_by_list(images: ImageSet, train: Images, file: Path) -> ImageSet:
     """Labels of a flat folder by a list of names and class indices or names."""
     classes = train.classes or ()
     label_of = _read_labels(file, prefix=f"{images.root.name}/")
-    for one, other, words in (
-        (images.paths, label_of.keys(), f"images in {images.root} are not in {file}"),
-        (label_of.keys(), set(images.paths), f"names in {file} are not in {images.root}"),
+    for one, other, noun, place, elsewhere in (
+        (images.paths, label_of.keys(), "image", images.root, file),
+        (label_of.keys(), set(images.paths), "name", file, images.root),
     ):
         if left := [name for name in one if name not in other]:
-            raise UserError(f"{len(left):,} {words}, such as {left[0]}: the list needs one line for every image")
+            missing = f"{plural(len(left), noun)} of {place} not in {elsewhere}"
+            raise UserError(f"{missing}, such as {left[0]}: the list needs one line for every image")
     if set(label_of.values()) <= set(classes):
         index = {name: number for number, name in enumerate(classes)}
     else:

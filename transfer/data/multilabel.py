@@ -76,7 +76,7 @@ def open_multilabel(text: str, split: Split, _root: Path | None, _note: Note) ->
 
 
 def _checked(known: Known) -> MultiLabelImages:
-    images = MultiLabelImages.of(known.root, known.labels, known.classes, known.beside)
+    images = MultiLabelImages.of(known.root, known.labels, known.classes, known.ledger)
     require(len(images) > 0, f"{known.source} names no image")
     gone = next((path for path in images.paths if not (known.root / path).is_file()), None)
     require(

@@ -29,7 +29,7 @@ class Known:
     root: Path  # of the images
     labels: Mapping[str, Mapping[str, int]]  # by path below the root: class -> 1, or -1 where it is ignored
     classes: Sequence[str]
-    beside: Ledger = NOTHING  # what else the folder of the images holds
+    ledger: Ledger = NOTHING  # what else the folder of the images holds, and doubts about the file
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ def coco(folder: Path, split: Split) -> Known | None:
     if place is None:
         return None
     read = read_labels(*place)
-    return Known(*place, read.labels, read.classes, read.beside)
+    return Known(*place, read.labels, read.classes, read.ledger)
 
 
 def lists(folder: Path, split: Split) -> Known | None:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
+from excb.console import plural
 from excb.distributed.collectives import run_on_rank0
 from excb.errors import UserError, require
 from excb.files.atomic import write_text
@@ -120,7 +121,7 @@ def _published(percent: int, cache: Path) -> Sequence[str]:
     names = _download(published).splitlines()
     if not published.describes(names):
         raise UserError(
-            f"{published.address} gave {len(names):,} lines that are not SimCLR's {published.lines:,}: name a copy of "
+            f"{published.address} gave {plural(len(names), 'line')}, not SimCLR's {published.lines:,}: name a copy of "
             "the list with --split-file FILE"
         )
     write_text("".join(f"{name}\n" for name in names), file)
@@ -149,8 +150,9 @@ def _read_list(percent: int, file: Path) -> Sequence[str]:
             )
         elif file.name == published.name and all(re.fullmatch(r"n\d{8}_\d+\.JPEG", name) for name in names):
             raise UserError(
-                f"{file} is not SimCLR's {published.percent} % list: it has {len(names):,} lines of {published.lines:,}"
-                f" or another sha256; get it again from {published.address}, or rename it if it is a list of your own"
+                f"{file} is not SimCLR's {published.percent} % list: it has {plural(len(names), 'line')} of "
+                f"{published.lines:,} or another sha256; get it again from {published.address}, or rename it if it is "
+                "a list of your own"
             )
     return names
 
@@ -168,8 +170,8 @@ def _find(names: Sequence[str], images: Images, *, source: str) -> np.ndarray:
             indices_by_name[name] = index
     if missing := [name for name in names if name not in indices_by_name]:
         raise UserError(
-            f"{len(missing):,} of {len(names):,} names of {source} are not in {images.root}, such as {missing[0]}: "
-            "the list must be of this set's training images"
+            f"{len(missing):,} of {plural(len(names), 'name')} of {source} not in {images.root}, such as "
+            f"{missing[0]}: the list must be of this set's training images"
         )
     indices = np.sort(np.fromiter(indices_by_name.values(), dtype=np.int64))
     twice = indices[1:][np.diff(indices) == 0]

@@ -11,6 +11,7 @@ from typing import ClassVar
 
 import numpy as np
 
+from excb.console import plural
 from excb.errors import UserError
 from excb.inference.means import RESAMPLES, blocks
 from excb.inference.paired import Paired, PairedTest
@@ -75,7 +76,7 @@ class Segmentations(Paired):
             raise UserError(f"--figure {figure}:{other_figure}: {measure} and {other_measure} are unlike measures")
         if len(first) != len(second):
             raise UserError(
-                f"{figure} is a mean over {len(first)} seeds of one and {len(second)} of the other: "
+                f"{figure} is a mean over {plural(len(first), 'seed')} of one and {len(second)} of the other: "
                 "evaluate both with equally many --seeds"
             )
         mixed = [_exchanged(MEASURES[measure], *runs) for runs in ((first, second), (second, first))]

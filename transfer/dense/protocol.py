@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from excb.console import Reporter
+from excb.console import Reporter, plural
 from excb.distributed.collectives import rank
 from excb.inference.basis import JACKKNIFE, stated
 from excb.inference.estimate import Estimate
@@ -235,7 +235,8 @@ def _show(task: DenseTask, result: Result, reporter: Reporter) -> None:
         reporter.note(note)
     train, test, grid = task.train.images, task.test.images, task.grid
     title = (
-        f"Dense, {len(train):,} train and {len(test):,} test images, {len(test.classes)} classes, "
-        f"{grid.height} x {grid.width} patches of stride {grid.stride}"
+        f"Dense, {len(train):,} train and {plural(len(test), 'test image')}, "
+        f"{plural(len(test.classes), 'class', 'classes')}, {grid.height} x {plural(grid.width, 'patch', 'patches')} "
+        f"of stride {grid.stride}"
     )
     reporter.table(title, ["figure", "%", "95 % interval"], rows)

@@ -2,6 +2,8 @@
 
 from dataclasses import fields, replace
 
+from excb.console import plural
+
 from .options import DetectionOptions
 from .setup.job import Job
 from .setup.settings import SCHEDULES, settings_for, text_of
@@ -29,13 +31,14 @@ def show(options: DetectionOptions, job: Job) -> None:
     job.reporter.table("", ["option", "value", "stock", "source", "meaning"], rows)
     for annotated in (job.train, job.val):
         for fault in annotated.faults:
-            job.reporter.answer(f"{annotated.listed_in} has {fault}: {fault.kind.effect}")
+            job.reporter.answer(f"{annotated.listed_in} has {fault}: {fault.kind.effect_in(annotated.use)}")
         if unused := annotated.unused_classes:
             few = ", ".join(unused[:3]) + (", ..." if len(unused) > 3 else "")
             job.reporter.answer(f"{annotated.listed_in}: {len(unused):,} of its categories have no object ({few})")
     images, seen = len(job.train.trainable), settings.iterations * settings.batch
     job.reporter.answer(
-        f"\n{settings.iterations:,} steps of {settings.batch}, {seen / images:,.1f} epochs of {images:,} images\n"
-        f"evaluation on {len(job.val):,} images, {len(job.val.classes)} classes\n"
+        f"\n{plural(settings.iterations, 'step')} of {settings.batch}, {seen / images:,.1f} epochs of "
+        f"{plural(images, 'image')}\n"
+        f"evaluation on {plural(len(job.val), 'image')}, {plural(len(job.val.classes), 'class', 'classes')}\n"
         f"engine {options.engine}, run folder {job.folder}"
     )

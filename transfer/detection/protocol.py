@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from excb.checkpoint.same_run import require_same_run
-from excb.console import Reporter
+from excb.console import Reporter, plural
 from excb.distributed.collectives import run_on_rank0
 from excb.distributed.signals import StopRequest
 from excb.errors import UserError
@@ -65,7 +65,7 @@ def measure(task: DetectionTask, options: DetectionOptions, reporter: Reporter) 
 
 def _show(job: Job, result: Result, reporter: Reporter) -> None:
     detector = "Mask R-CNN" if job.settings.masks else "Faster R-CNN, boxes alone"
-    title = f"{detector} ({job.settings.architecture}) on {len(job.val):,} images of {job.val.listed_in.name}"
+    title = f"{detector} ({job.settings.architecture}) on {plural(len(job.val), 'image')} of {job.val.listed_in.name}"
     rows = [[name, f"{value:.2f}"] for name, value in result.figures.items()]
     reporter.table(title, ["figure", "AP"], rows)
 

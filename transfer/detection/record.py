@@ -6,7 +6,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from excb.console import Reporter
+from excb.console import Reporter, plural
 from excb.errors import USER_ERROR, UserError, is_rank0, require
 
 from ..protocol import Family, Fields, FigureKind, InSuite, Measurement, Protocol, SuiteStep
@@ -109,7 +109,7 @@ def _claim_fields(options: Fields, _kind: FigureKind) -> Fields:
 
 def _cost(options: Mapping[str, Any], images: "ClaimImages") -> str:
     seen = _ITERATIONS[options["schedule"]] * _BATCH
-    return f"{seen:,} training images of up to 1,333 pixels, then {images.test or 0:,} to detect in"
+    return f"{plural(seen, 'training image')} of up to 1,333 pixels, then {images.test or 0:,} to detect in"
 
 
 def _objection(result: "Result") -> str:

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+from excb.console import plural
 from excb.distributed.collectives import run_on_rank0
 from excb.errors import is_rank0, require
 
@@ -42,7 +43,7 @@ def _repair(options: DetectionOptions, out: Path, shell: Shell) -> None:
 
 
 def _show(repair: Repair, shell: Shell) -> None:
-    title = f"{repair.source}: {repair.kept:,} of {repair.before:,} objects are in the clean copy"
+    title = f"{repair.source}: the clean copy has {repair.kept:,} of {plural(repair.before, 'object')}"
     if not repair.faults:
         shell.reporter.answer(f"{title}: no fault")
     else:

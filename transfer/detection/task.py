@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from excb.console import Reporter
+from excb.console import Reporter, plural
 from excb.distributed.collectives import world_size
 from excb.distributed.workers import worker_count
 from excb.errors import require
@@ -60,7 +60,8 @@ class DetectionTask:
         settings = replace(_settings(inputs, options, backbone), masks=train.masks)
         require(
             settings.batch % world_size() == 0,
-            f"a batch of {settings.batch} images cannot be divided among {world_size()} processes: set --batch",
+            f"a batch of {plural(settings.batch, 'image')} cannot be divided among "
+            f"{plural(world_size(), 'process', 'processes')}: set --batch",
         )
         if options.schedule == "overfit":
             train = val = train.clearest(OVERFIT_IMAGES)

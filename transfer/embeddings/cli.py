@@ -42,7 +42,9 @@ def _embed(given: list[Any], shell: Shell, device: "torch.device") -> int:
         if shell.json:
             reporter.answer(json.dumps({"files": list(map(str, files))} | embeddings.describe(), indent=2))
         else:
-            reporter.answer(f"{len(embeddings):,} vectors of {embeddings.rows.width} numbers in {out}")
+            reporter.answer(
+                f"{plural(len(embeddings), 'vector')} of {plural(embeddings.rows.width, 'number')} in {out}"
+            )
     return 0
 
 
@@ -127,7 +129,8 @@ def _print(findings: "SearchFindings", embeddings: "Embeddings", reporter: Repor
     ]
     reporter.table(title, ["group", "images", "image"], rows)
     if len(findings.groups) > SHOWN:
-        reporter.answer(f"{len(findings.groups) - SHOWN:,} smaller groups are not listed: --json has all")
+        rest = plural(len(findings.groups) - SHOWN, "smaller group is", "smaller groups are")
+        reporter.answer(f"{rest} not listed: --json has all")
 
 
 def _embeddings(options: EmbedOptions, shell: Shell, device: "torch.device") -> "Embeddings | None":

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from excb.console import plural
 from excb.errors import UserError, require
 from excb.images.picture import is_picture
 from excb.neighbours.nearest import Index
@@ -61,7 +62,10 @@ class Embeddings(Vectors):
         require(k >= 1, f"k is {k}: ask for one image at least")
         rows = torch.as_tensor(np.asarray(queries, dtype=np.float32))
         fits = rows.ndim == 2 and rows.shape[1] == self.rows.width
-        require(fits, f"queries of shape {list(rows.shape)} do not fit: these vectors have {self.rows.width} numbers")
+        require(
+            fits,
+            f"queries of shape {list(rows.shape)} do not fit: these vectors have {plural(self.rows.width, 'number')}",
+        )
         neighbours = self._index.nearest(rows, min(k, len(self)))
         return [
             [Match(self.paths[index], cosine, index) for index, cosine in zip(indices, cosines, strict=True)]
@@ -75,7 +79,7 @@ class Embeddings(Vectors):
         if not is_picture(query):
             shape = f" of shape {list(query.shape)}" if isinstance(query, Tensor) else ""
             raise UserError(
-                f"a query is an image (PIL, uint8 array [H, W, 3], file) or a vector [D], not a "
+                "a query is an image (PIL, uint8 array [H, W, 3], file) or a vector [D], not a "
                 f"{type(query).__name__}{shape}: for several vectors call search_vectors"
             )
         backbone = self._network

@@ -71,7 +71,7 @@ def render_search(
             f"{plural(len(embeddings), 'image')} in {folder_name(embeddings.root)}",
             f"features of {embeddings.model.get('name')}",
         ],
-        footer=f"Cosines of {embeddings.rows.width} features; weights {weights}; by excb-eval search.",
+        footer=f"Cosines of {plural(embeddings.rows.width, 'feature')}; weights {weights}; by excb-eval search.",
     )
 
 
@@ -81,10 +81,10 @@ def _duplicates(
     shown = []
     for group in groups[:MOST_GROUPS]:
         hidden = len(group) - MOST_IN_GROUP
-        notes = [f"and {hidden:,} more images"] if hidden > 0 else []
+        notes = [f"and {plural(hidden, 'more image')}"] if hidden > 0 else []
         shown.append(PictureGroup([picture(path) for path in group[:MOST_IN_GROUP]], notes=notes))
     hidden = len(groups) - len(shown)
-    notes = [f"{hidden:,} smaller groups have no picture here."] if hidden else []
+    notes = [f"{plural(hidden, 'smaller group has', 'smaller groups have')} no picture here."] if hidden else []
     notes += [f"Linked by cosines from {cosine:g}."] if cosine is not None else []
     return GallerySection(
         f"{plural(len(groups), 'group')} of near-duplicates, {plural(sum(map(len, groups)), 'image')}", shown, notes

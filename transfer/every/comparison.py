@@ -7,6 +7,7 @@ from urllib.parse import quote
 
 from torch import Tensor
 
+from excb.console import plural
 from excb.files.csv_text import csv_table
 from excb.inference.statistics import compared
 from excb.references.guessing import CHANCE, MAJORITY
@@ -90,7 +91,7 @@ class Comparison:
         """All that a reader sees; `report` is the name of the page in each checkpoint's folder."""
         terms = [(one.name, one.description, f"{quote(one.folder)}/{report}") for one in self.checkpoints]
         return Sheet(
-            f"{len(self.checkpoints)} checkpoints side by side",
+            f"{plural(len(self.checkpoints), 'checkpoint')} side by side",
             self.data,
             [self.table],
             f"{self.explanation} Images per second are of the backbone alone; a multiply-add is two FLOPs.",
@@ -219,6 +220,6 @@ def _notes(checkpoints: Sequence[EvaluatedCheckpoint]) -> list[str]:
 def _data(checkpoints: Sequence[EvaluatedCheckpoint]) -> str:
     first = next(result for one in checkpoints for result in one.results.values())
     images = " and ".join(
-        f"{first.data[part]['images']:,} {part} images" for part in ("train", "test") if part in first.data
+        plural(first.data[part]["images"], f"{part} image") for part in ("train", "test") if part in first.data
     )
     return f"{images}, {first.data.get('classes')} classes" if images else "images of the protocols"

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
+from excb.console import plural
 from excb.networks.backbone import REFUSALS, evaluating
 
 from ..task import Task
@@ -51,7 +52,7 @@ def where(task: Task) -> str:
     else:
         threads = torch.get_num_threads()
         machine = f"{device.type}, {threads} thread{'s' * (threads > 1)}"
-    return f"{machine}, batches of {task.batch} images of {crop} x {crop} pixels"
+    return f"{machine}, batches of {plural(task.batch, 'image')} of {crop} x {crop} pixels"
 
 
 def cost_of(task: Task) -> Cost:

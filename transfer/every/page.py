@@ -4,6 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from excb.console import plural
 from excb.pages.frame import data_address, render_page
 from excb.results.result import Result, folder_name, interval_text
 
@@ -65,7 +66,7 @@ def render_report(outcomes: Sequence[StepOutcome]) -> str:
 
 def _subject(first: Result) -> str:
     images = " and ".join(
-        f"{first.data[part]['images']:,} {part} images" for part in ("train", "test") if part in first.data
+        plural(first.data[part]["images"], f"{part} image") for part in ("train", "test") if part in first.data
     )
     data = folder_name(str(first.data.get("test", {}).get("root", ""))).rpartition("/")
     network = str(first.checkpoint.get("architecture", "")).removeprefix("timm:")
@@ -83,7 +84,7 @@ def _lines(result: Result) -> Iterator[ReportLine]:
     shown = [figure for figure in figures if kind_of(figure) is not None] or list(figures)
     for figure in shown:
         deviation = figures.get(f"{figure}_sd")
-        spread = "" if deviation is None else f"± {deviation:.2f} over {seeds} seeds"
+        spread = "" if deviation is None else f"± {deviation:.2f} over {plural(seeds, 'seed')}"
         interval = result.intervals.get(figure)
         yield ReportLine(figure, title(figure), figures[figure], interval, spread, figure == shown[0], result)
 

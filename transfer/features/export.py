@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from excb.console import Reporter, duration
+from excb.console import Reporter, duration, plural
 from excb.distributed.collectives import rank, run_on_rank0, world_size
 from excb.errors import UserError
 from excb.features.extraction import Extraction, features_of
@@ -129,7 +129,9 @@ def describe_plan(planned: dict[str, Any], then: Sequence[str] = ()) -> str:
     lines = []
     for name, entry in planned["sets"].items():
         cached = f"{entry['cached']:,} of them cached" if entry["cached"] else "none cached"
-        lines.append(f"{name}: {entry['images']:,} images, {cached}, {entry['bytes'] / 2**20:,.1f} MiB of features")
+        lines.append(
+            f"{name}: {plural(entry['images'], 'image')}, {cached}, {entry['bytes'] / 2**20:,.1f} MiB of features"
+        )
     lines += then
     pace = planned["seconds_per_image"]
     if pace is None:

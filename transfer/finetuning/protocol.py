@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from excb.console import Reporter
+from excb.console import Reporter, plural
 from excb.distributed.collectives import all_succeed, run_on_rank0
 from excb.errors import UserError
 from excb.images.image_set import Images
@@ -161,12 +161,15 @@ def _describe(task: Task, options: Options, plan: SharePlan) -> tuple[dict[str, 
     classes = len(task.train.classes or ())
     missing = classes - len(np.unique(task.train.labels[share]))
     notes = (
-        [f"{missing} of {classes} classes have no image in the share, so none of theirs is found"] if missing else []
+        [f"no image in the share for {missing} of {plural(classes, 'class', 'classes')}: none of theirs is found"]
+        if missing
+        else []
     )
     asked = round(len(task.train) * percent / 100)
     if plan.source != _GIVEN and asked < len(share):
         notes.append(
-            f"the share has {len(share)} images, one of every class: {percent:g} % of {len(task.train):,} is {asked}"
+            f"the share has {plural(len(share), 'image')}, one of every class: {percent:g} % of "
+            f"{len(task.train):,} is {asked}"
         )
     return {"share": {"images": len(share), "sha256": digest, "source": plan.source}}, notes
 
@@ -177,7 +180,9 @@ def _fine_tune(task: Task, options: Options, plan: SharePlan, reporter: Reporter
     assert settings is not None
     described, notes = _describe(task, options, plan)
     if settings.batch > len(share):
-        notes.append(f"the share has {len(share)} images, less than a batch of {settings.batch}: one batch an epoch")
+        notes.append(
+            f"the share has {plural(len(share), 'image')}, less than a batch of {settings.batch}: one batch an epoch"
+        )
         settings = replace(settings, batch=len(share))
     head = _frozen_head(task, reporter, share) if settings.start == "frozen" else None
     notes.append(_which(settings, len(share)))
@@ -191,8 +196,8 @@ def _fine_tune(task: Task, options: Options, plan: SharePlan, reporter: Reporter
     predictions = Predictions.of(task, {f"{name}_{{}}": first} | (top5 if len(seeds) > 1 else {}))
     if len(seeds) > 1:
         notes.append(
-            f"{name}_top1, {name}_top5 and accuracy by class are means of {len(seeds)} seeds; the confusion matrix and "
-            f"the predictions of {name} are those of seed {seeds[0]}"
+            f"{name}_top1, {name}_top5 and accuracy by class are means of {plural(len(seeds), 'seed')}; the confusion "
+            f"matrix and the predictions of {name} are those of seed {seeds[0]}"
         )
     result = make_result(
         task,
@@ -224,9 +229,9 @@ def _which(settings: Settings, images: int) -> str:
     )
     if settings.start == "frozen":
         return (
-            f"settings for few labels ({images:,} images): {rates} (divided by the mean squared norm of features); the "
-            "head starts from logistic regression on frozen features, and BatchNorm keeps the checkpoint's statistics "
-            "(--settings paper for the paper's)"
+            f"settings for few labels ({plural(images, 'image')}): {rates} (divided by the mean squared norm of "
+            "features); the head starts from logistic regression on frozen features, and BatchNorm keeps the "
+            "checkpoint's statistics (--settings paper for the paper's)"
         )
     return f"settings of the paper's protocol: {rates}, from a random head"
 
@@ -261,7 +266,7 @@ def _show(result: Result, name: str, seeds: Sequence[int], images: int, reporter
         for word, pick in (("least", min), ("most", max)):
             rows.append(row(word, (pick(figures[f"{kind}_seed{seed}"] for seed in seeds) for kind in kinds)))
     epochs = result.settings["epochs"]
-    title = f"{name}: fine-tuned on {images:,} images, {epochs} epoch{'s' if epochs != 1 else ''}"
+    title = f"{name}: fine-tuned on {plural(images, 'image')}, {epochs} epoch{'s' if epochs != 1 else ''}"
     reporter.table(title, ["seed", "top-1 %", "95 % interval", "top-5 %"], rows)
 
 
@@ -272,7 +277,7 @@ def _measure_frozen(task: Task, options: Options, plan: SharePlan, reporter: Rep
         reporter.note(note)
     rows, labels = task.features(Subset(task.train, plan.share), "the share", reporter)
     queries, _ = task.features(task.test, "test", reporter)
-    reporter.note(f"logistic regression on the features of {len(rows):,} images")
+    reporter.note(f"logistic regression on the features of {plural(len(rows), 'image')}")
     fitted = run_on_rank0(lambda: _logistic(task, rows, labels, seed))
     predictions = Predictions.of(task, {f"{name}_{{}}": fitted.top(queries)})
     result = make_result(
@@ -292,7 +297,7 @@ def _measure_frozen(task: Task, options: Options, plan: SharePlan, reporter: Rep
 def _show_frozen(result: Result, name: str, images: int, strength: float, reporter: Reporter) -> None:
     first, fifth = (f"{result.figures[f'{name}_top{top}']:.2f}" for top in (1, 5))
     interval = interval_text(result.intervals.get(f"{name}_top1"))
-    title = f"{name}: logistic regression on {images:,} images"
+    title = f"{name}: logistic regression on {plural(images, 'image')}"
     reporter.table(title, ["C", "top-1 %", "95 % interval", "top-5 %"], [[f"{strength:g}", first, interval, fifth]])
 
 

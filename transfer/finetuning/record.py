@@ -4,7 +4,7 @@ import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from excb.console import Reporter
+from excb.console import Reporter, plural
 
 from ..opening import labelled
 from ..options import TaskOptions
@@ -33,13 +33,13 @@ def _work(task: "Task", options: SemisupOptions | FinetuneOptions, _reporter: Re
     from .protocol import checked
 
     plan = checked(task, options)
-    images = f"{len(plan.share):,} train images ({plan.source})"
+    images = f"{plural(len(plan.share), 'train image')} ({plan.source})"
     if plan.settings is None:
         line = f"a logistic regression on the features of {images}"
         return Work({"the share": Subset(task.train, plan.share), "test": task.test}, then=(line,))
     seeds, epochs = len(options.seeds), plan.settings.epochs
     line = (
-        f"{seeds} training{'s' if seeds > 1 else ''} of all weights, {epochs} epochs of {images}, and the "
+        f"{seeds} training{'s' if seeds > 1 else ''} of all weights, {plural(epochs, 'epoch')} of {images}, and the "
         "test images through each network; none of it is cached"
     )
     each = _TRAINING_PASS * epochs * len(plan.share) + len(task.test)
@@ -93,7 +93,10 @@ def _too_few(task: "Task", percent: int) -> str:
     images, classes = round(len(task.train) * percent / 100), len(task.train.classes or ())
     if images >= classes:
         return ""
-    return f"{percent} % of {len(task.train):,} train images are {images}, fewer than {classes} classes"
+    return (
+        f"{percent} % of {plural(len(task.train), 'train image')} are {images}, fewer than "
+        f"{plural(classes, 'class', 'classes')}"
+    )
 
 
 SEMISUP = Protocol(

@@ -4,6 +4,7 @@ from functools import partial
 
 import numpy as np
 
+from excb.console import plural
 from excb.images.image_set import Images
 from excb.pages.gallery import GallerySection, Picture, PictureGroup, render_gallery
 from excb.results.result import Result, folder_name
@@ -34,10 +35,11 @@ def render_queries(task: InstanceTask, measured: InstanceMeasurements, result: R
         [_query(task, measured, query) for query in shown],
         heading="Nearest images of queries",
         subtitles=[
-            f"{len(queries):,} queries in a gallery of {result.data['train']['images']:,} images",
+            f"{plural(len(queries), 'query', 'queries')} in a gallery of "
+            f"{plural(result.data['train']['images'], 'image')}",
             f"{result.checkpoint.get('name')}: {figures} %",
         ],
-        notes=[f"{left:,} other queries have no picture here."] if left else [],
+        notes=[f"{plural(left, 'other query has', 'other queries have')} no picture here."] if left else [],
         footer=f"{instances.family}; weights {weights}; by excb-eval instances.",
     )
 

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from excb.console import Reporter
+from excb.console import Reporter, plural
 from excb.distributed.collectives import all_succeed, gather_objects, rank, world_size
 from excb.inference import statistics
 from excb.inference.basis import JACKKNIFE, stated
@@ -182,16 +182,16 @@ def _notes(task: InstanceTask, measured: InstanceMeasurements) -> list[str]:
     notes = ["random weights, with the BatchNorm statistics of gallery images"] if task.is_untrained else []
     alone = int((measured.candidates.positives == 0).sum())
     if alone:
-        what = (
-            "count only in muAP, where all that is found for them is wrong"
-            if instances.family == "copies"
-            else "are left out"
-        )
-        notes.append(f"{alone} of {len(instances.queries)} queries have no relevant image: they {what}")
+        copies = instances.family == "copies"
+        what = "counted only in muAP, where all that is found is wrong" if copies else "left out"
+        notes.append(f"no relevant image for {alone} of {plural(len(instances.queries), 'query', 'queries')}: {what}")
     for name, scores in measured.scored.values.items():
         empty = int(scores.isnan().sum()) - alone
         if instances.family == "revisited" and empty and "_mAP_" in name:
-            notes.append(f"{name}: {empty + alone} queries have no relevant image of this difficulty and do not count")
+            notes.append(
+                f"{name}: no relevant image of this difficulty for {plural(empty + alone, 'query', 'queries')}: left "
+                "out"
+            )
     return notes
 
 
@@ -203,7 +203,10 @@ def _show(result: Result, reporter: Reporter) -> None:
     for note in result.notes:
         reporter.note(note)
     data = result.data
-    title = f"Instances, {data['test']['images']:,} queries in a gallery of {data['train']['images']:,} images"
+    title = (
+        f"Instances, {plural(data['test']['images'], 'query', 'queries')} in a gallery of "
+        f"{plural(data['train']['images'], 'image')}"
+    )
     reporter.table(title, ["figure", "%", "95 % interval"], rows)
     groups = {
         name: f"{value:.2f}"

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from excb.console import plural
 from excb.distributed.collectives import world_size
 from excb.distributed.machine import available_memory
 from excb.errors import require
@@ -74,7 +75,7 @@ def positions(
     Raises:
         UserError: a feature is NaN or infinite, or the gallery has more than 2^25 images.
     """
-    require(len(gallery) <= _MOST, f"a gallery of {len(gallery):,} images is too large: {_MOST:,} is the most")
+    require(len(gallery) <= _MOST, f"a gallery of {plural(len(gallery), 'image')} is too large: {_MOST:,} is the most")
     bank, asked = UnitRows(gallery, "gallery", device), UnitRows(queries, "query", device)
     ranks: list[np.ndarray] = []
     at_once = max(1, _TOGETHER // bank.width)

@@ -5,7 +5,7 @@ from functools import partial
 
 import torch
 
-from excb.console import Reporter
+from excb.console import Reporter, plural
 from excb.distributed.collectives import world_size
 from excb.neighbours.knn import vote_on_labels
 from excb.neighbours.nearest import nearest
@@ -68,5 +68,5 @@ def measure(task: Task, options: KnnOptions, reporter: Reporter) -> Measurement:
 
 def _show(result: Result, train: int, test: int, reporter: Reporter) -> None:
     rows = [[name, f"{value:.2f}", interval_text(result.intervals.get(name))] for name, value in result.figures.items()]
-    title = f"k-NN, {train:,} train and {test:,} test images, sets of {result.data['classes']} labels"
+    title = f"k-NN, {train:,} train and {plural(test, 'test image')}, sets of {plural(result.data['classes'], 'label')}"
     reporter.table(title, ["figure", "%", "95 % interval"], rows)

@@ -8,7 +8,7 @@ from typing import Literal
 
 import torch
 
-from excb.console import Reporter
+from excb.console import Reporter, plural
 from excb.distributed.collectives import run_on_rank0, world_size
 from excb.distributed.machine import available_memory
 from excb.errors import UserError
@@ -100,7 +100,7 @@ def _show(result: Result, predictions: Predictions, reporter: Reporter) -> None:
         rows.append([name, f"{result.figures[top1]:.2f}", interval, f"{result.figures[top5]:.2f}"])
     temperatures, data = result.settings["temperature"], result.data
     train, test = (data[part]["images"] for part in ("train", "test"))
-    title = f"k-NN, {train:,} train and {test:,} test images, {data['classes']} classes"
+    title = f"k-NN, {train:,} train and {plural(test, 'test image')}, {plural(data['classes'], 'class', 'classes')}"
     if len(temperatures) == 1:
         title += f", T = {temperatures[0]:g}"
     reporter.table(title, ["k", "top-1 %", "95 % interval", "top-5 %"], rows)
@@ -122,8 +122,8 @@ def check_ks(ks: Sequence[int] | None, images: int, reporter: Reporter) -> list[
     if ks is None:
         kept = [k for k in KS if k <= images] or [images]
         if len(kept) < len(KS):
-            reporter.warn(f"only {images} train images: k = {', '.join(map(str, kept))} instead of {KS}")
+            reporter.warn(f"only {plural(images, 'train image')}: k = {', '.join(map(str, kept))} instead of {KS}")
         return kept
     if wrong := [k for k in ks if not 1 <= k <= images]:
-        raise UserError(f"--k {wrong[0]} is out of range: there are {images} train images to vote")
+        raise UserError(f"--k {wrong[0]} is out of range: there are {plural(images, 'train image')} to vote")
     return sorted(set(ks))

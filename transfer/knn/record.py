@@ -4,7 +4,7 @@ import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from excb.console import Reporter
+from excb.console import Reporter, plural
 
 from ..opening import labelled
 from ..options import FrozenOptions
@@ -30,7 +30,7 @@ def _work(task: "Task", options: KnnOptions, reporter: Reporter) -> Work:
     from .protocol import checked
 
     ks, search = checked(task, options, reporter)
-    votes = f"{max(ks)} neighbours of each test image among the train images, by {search}"
+    votes = f"{plural(max(ks), 'neighbour')} of each test image among the train images, by {search}"
     return Work(task.sets, then=(votes,))
 
 

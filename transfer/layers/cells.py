@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from excb.console import plural
 from excb.errors import UserError, require
 
 from ..features.parts import Part, Shapes
@@ -71,7 +72,7 @@ def blocks_of(shapes: Shapes, blocks: Sequence[int] | None, *, option: str = "--
     """
     count = len(shapes.maps)
     for number in blocks or ():
-        require(1 <= number <= count, f"{option} {number}: this backbone has {count} blocks, counted from 1")
+        require(1 <= number <= count, f"{option} {number}: this backbone has {plural(count, 'block')}, counted from 1")
     return sorted(set(blocks)) if blocks else list(range(1, count + 1))
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from excb.console import Reporter
+from excb.console import Reporter, plural
 from excb.distributed.collectives import all_succeed
 from excb.errors import UserError
 from excb.inference import accuracy
@@ -124,8 +124,8 @@ def measure(task: Task, options: LayersOptions, reporter: Reporter) -> Measureme
         probe = CellHeads(task, plan.linear, plan.attentive, plan.shapes, options.seed, few=plan.few)
         if plan.few:
             reporter.note(
-                f"{len(task.train):,} train images are few labels: cells have a logistic regression, judged by {FOLDS} "
-                "folds (settings of heads, such as --lr, take heads)"
+                f"{plural(len(task.train), 'train image is', 'train images are')} few labels: cells have a logistic "
+                f"regression, judged by {FOLDS} folds (settings of heads, such as --lr, take heads)"
             )
     reporter.note(storage(task, plan))
     rows = part_rows(task, task.train, plan.parts, plan.shapes, reporter, name="train")
@@ -186,9 +186,9 @@ def storage(task: Task, plan: LayersPlan) -> str:
     """The parts that a pass keeps, for people."""
     images, where = len(task.train), "in memory" if task.cache is None else "in the cache"
     return (
-        f"{len(plan.shapes.maps)} blocks, {len(plan.cells)} cells: one pass over {images:,} train images keeps "
-        f"{4 * images * plan.width / 1e9:.3g} GB {where}; {4 * images * plan.widest / 1e9:.3g} GB of it at a time are "
-        "read into memory"
+        f"{plural(len(plan.shapes.maps), 'block')}, {plural(len(plan.cells), 'cell')}: one pass over "
+        f"{plural(images, 'train image')} keeps {4 * images * plan.width / 1e9:.3g} GB {where}; "
+        f"{4 * images * plan.widest / 1e9:.3g} GB of it at a time are read into memory"
     )
 
 
@@ -232,7 +232,7 @@ def _difference(best: Judged, predictions: Predictions) -> str:
     beside, chosen = hits[BESIDE.format("top1")], hits[FIGURE.format("top1")]
     low, high = accuracy.difference_interval(beside, chosen)
     return (
-        f"{best.cell.text} is chosen on {best.images:,} held-out train images; on the test images it is "
+        f"{best.cell.text} is chosen on {plural(best.images, 'held-out train image')}; on the test images it is "
         f"{accuracy.accuracy(chosen) - accuracy.accuracy(beside):+.2f} points from what the backbone itself returns "
         f"(95 %: {low:+.2f} to {high:+.2f}, paired)"
     )
@@ -253,7 +253,7 @@ def _show(result: Result, reporter: Reporter) -> None:
         ]
         for block in sorted({block for block, _ in cells})
     ]
-    title = f"Top-1 % on {settings['select_images']:,} held-out train images (* chosen)"
+    title = f"Top-1 % on {plural(settings['select_images'], 'held-out train image')} (* chosen)"
     reporter.table(title, ["block", "map", *poolings], lines)
     rows = [
         [name, f"{result.figures[figure]:.2f}", interval_text(result.intervals.get(figure)), top5]

@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from excb.console import Reporter
+from excb.console import Reporter, plural
 
 from ..opening import labelled
 from ..options import TaskOptions
@@ -28,7 +28,7 @@ def _work(task: "Task", options: LayersOptions, _reporter: Reporter) -> Work:
     then = [storage(task, plan)]
     if options.probe == "linear":
         heads = len(plan.linear.lr) * len(plan.linear.weight_decay)
-        then.append(f"{heads} heads for each cell, {plan.linear.epochs} epochs")
+        then.append(f"{plural(heads, 'head')} for each cell, {plural(plan.linear.epochs, 'epoch')}")
         if options.attentive_blocks == "best":
             then.append("then patches of two blocks in another pass, with attentive probes")
     return Work(

@@ -4,6 +4,8 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
+from excb.console import plural
+
 from ..published.claim import Claim
 from .board import Board, LeaderboardRow
 
@@ -70,7 +72,7 @@ def _missing(board: Board, row: LeaderboardRow) -> str:
 
 def _text_of(name: str, epochs: int, batch: int | None, value: str, source: str) -> str:
     size = "batch not known" if batch is None else f"batch {batch:,}"
-    return f"{name}: {value} % after {epochs:,} epochs, {size} ({source})"
+    return f"{name}: {value} % after {plural(epochs, 'epoch')}, {size} ({source})"
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from excb.console import plural
 from excb.files.atomic import write_text
 from excb.results.result import Result
 
@@ -49,7 +50,9 @@ class Leaderboard:
 
     def __repr__(self) -> str:
         rows = [(board, sum(len(group.rows) for group in board.groups)) for board in self.boards]
-        return "\n".join(["Leaderboard", *(f"  {board.title}, {board.images}: {count} rows" for board, count in rows)])
+        return "\n".join(
+            ["Leaderboard", *(f"  {board.title}, {board.images}: {plural(count, 'row')}" for board, count in rows)]
+        )
 
 
 def make(results: Sequence[Path | Result], *, claims: Sequence[Path] = (), out: Path | None = None) -> Leaderboard:

@@ -4,6 +4,7 @@ import math
 import re
 from pathlib import Path
 
+from excb.console import plural
 from excb.errors import UserError
 from excb.files.atomic import write_text
 from excb.inference import statistics
@@ -127,4 +128,4 @@ def _recount(file: Path) -> str:
             continue
         if name in result.figures and any(abs(a - b) > close for a, b in zip(stated, interval, strict=True)):
             raise UserError(f"{name} has the interval {stated}, and its predictions give {interval}")
-    return f"{len(counted)} figures recounted from {len(scored.targets):,} predictions"
+    return f"{plural(len(counted), 'figure')} recounted from {plural(len(scored.targets), 'prediction')}"

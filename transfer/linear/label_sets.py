@@ -6,7 +6,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from excb.console import Reporter
+from excb.console import Reporter, plural
 from excb.distributed.collectives import all_succeed, run_on_rank0
 from excb.errors import UserError
 from excb.results.result import Result, interval_text
@@ -68,7 +68,10 @@ def measure(task: Task, options: LinearOptions, reporter: Reporter) -> Measureme
     assert isinstance(test, MultiLabelImages)
     classes = len(train.classes or ())
     rows, queries = (task.stored(images, name, reporter).all() for images, name in ((train, "train"), (test, "test")))
-    reporter.note(f"a logistic regression for each of {classes} classes, {len(tried)} strengths of the penalty")
+    reporter.note(
+        f"a logistic regression for each of {plural(classes, 'class', 'classes')}, {plural(len(tried), 'strength')} of "
+        "the penalty"
+    )
 
     fitted = run_on_rank0(
         lambda: choose_penalty(

@@ -6,7 +6,7 @@ from functools import partial
 
 import torch
 
-from excb.console import Reporter
+from excb.console import Reporter, plural
 from excb.distributed.collectives import all_succeed
 from excb.errors import UserError
 from excb.references.guessing import majority
@@ -77,14 +77,19 @@ def suited(task: Task, options: LinearOptions, reporter: Reporter) -> LinearOpti
     """The options with the protocol that suits the labels, where the user names none; a line says which."""
     chosen = options.for_labels(len(task.train))
     if chosen != options:
-        reporter.note(f"linear heads by {chosen.protocol}: {len(task.train):,} train images (--protocol names another)")
+        reporter.note(
+            f"linear heads by {chosen.protocol}: {plural(len(task.train), 'train image')} (--protocol names another)"
+        )
     return chosen
 
 
 def _reason(task: Task, asked: LinearOptions, options: LinearOptions) -> list[str]:
     """The default on few labels, for whoever knows that on many."""
     few = options.protocol == CROSS_VALIDATED and asked.protocol != options.protocol
-    how = f"few labels ({len(task.train):,} train images, below {FEW_LABELS:,}): logistic regression, {FOLDS} folds"
+    how = (
+        f"few labels ({plural(len(task.train), 'train image')}, below {FEW_LABELS:,}): logistic regression, "
+        f"{FOLDS} folds"
+    )
     return [f"{how} choose its penalty"] if few else []
 
 
@@ -121,7 +126,7 @@ def _fitted(plan: LinearProtocol, task: Task, reporter: Reporter) -> LinearProto
     if plan.batch <= len(task.train):
         return plan
     reporter.warn(
-        f"only {len(task.train)} train images: batches of these instead of {plan.batch}, learning rates alike"
+        f"only {plural(len(task.train), 'train image')}: batches of these instead of {plan.batch}, learning rates alike"
     )
     return replace(plan, batch=len(task.train))
 
@@ -144,5 +149,5 @@ def _show(result: Result, protocol: str, reporter: Reporter) -> None:
     header = [f"wd {decay:g}" for decay in settings["weight_decay"]] if "wd" in settings["chosen"] else ["top-1 %"]
     where = "test" if settings["select"] == "test" else "held-out"
     use = "" if where == "test" else ", to choose by: the best of many is optimistic"
-    title = f"Sweep: top-1 % on {settings['select_images']:,} {where} images{use}"
+    title = f"Sweep: top-1 % on {plural(settings['select_images'], where + ' image')}{use}"
     reporter.table(title, [names[0], *header], [[value, *cells] for value, cells in table.items()])

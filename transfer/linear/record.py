@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from excb.console import Reporter
+from excb.console import Reporter, plural
 
 from ..opening import labelled
 from ..options import FrozenOptions
@@ -46,13 +46,13 @@ def _work(task: "Task", options: LinearOptions, reporter: Reporter) -> Work:
 
         shapes = shapes_of(task)
         last = [Part("patches", len(shapes.maps) - 1)]
-        then = (f"{many} on these patches for {plan.epochs} epochs",)
+        then = (f"{many} on these patches for {plural(plan.epochs, 'epoch')}",)
         return Work(task.sets, then=then, extract=lambda images: part_extraction(task, images, last, shapes))
     if not plan.augmented:
-        return Work(task.sets, plan.features, then=(f"{many} on these features for {plan.epochs} epochs",))
+        return Work(task.sets, plan.features, then=(f"{many} on these features for {plural(plan.epochs, 'epoch')}",))
     line = (
-        f"{many} for {plan.epochs} epochs, each of {each_epoch:,} new crops of the train images through the network; "
-        "none of it is cached"
+        f"{many} for {plural(plan.epochs, 'epoch')}, each of {plural(each_epoch, 'new crop')} of the train images "
+        "through the network; none of it is cached"
     )
     chooses = heads > 1 and options.select == "holdout"
     sets = task.sets if chooses else {"test": task.test}

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from excb.console import Reporter
+from excb.console import Reporter, plural
 from excb.errors import UserError, require
 from excb.images.image_set import Images
 from excb.images.subset import Subset
@@ -94,8 +94,8 @@ def calibrate(
     sample = drawn(train, 2 * planted)
     if len(sample) < 2 * FEWEST:
         raise UserError(
-            f"{len(train)} train images are too few to set thresholds by: name them with --cosine and --bits, and "
-            "--calibrate 0"
+            f"{plural(len(train), 'train image is', 'train images are')} too few to set thresholds by: name them with "
+            "--cosine and --bits, and --calibrate 0"
         )
     choosing, measuring = (Subset(train, sample.indices[start::2]) for start in (0, 1))
     limits, found, alarms = dict(thresholds), dict[str, dict[str, Tensor]](), dict[str, Tensor]()

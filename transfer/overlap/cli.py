@@ -4,7 +4,7 @@ import json
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from excb.console import Reporter
+from excb.console import Reporter, plural
 from excb.errors import UserError
 from excb.results.result import interval_text
 
@@ -46,7 +46,10 @@ def _overlap(given: list[Any], shell: Shell, device: "torch.device") -> int:
     task = None if options.ckpt is None else task_on(options, train, test, device, reporter=reporter)
     hashing = _hashing(options, train, test, reporter if task is None else Reporter(quiet=True))
     if shell.dry_run:
-        then = ("a perceptual hash of every image", f"{options.k} nearest train images of each test image, twice")
+        then = (
+            "a perceptual hash of every image",
+            f"{plural(options.k, 'nearest train image')} of each test image, twice",
+        )
         forecast(task or hashing, Work({"train": train, "test": test}, then=then), reporter)
         return 0
     thresholds = {} if options.cosine is None else {"features": options.cosine}
@@ -113,7 +116,10 @@ def _print(audited: "Audit", reporter: Reporter) -> None:
         names = audited.calibration.thresholds
         reporter.answer(f"Near from {' or '.join(near_from(audited, name) for name in names)}, not calibrated")
     result, images = audited.result, len({pair.test for pair in audited.pairs})
-    title = f"{images:,} of {len(audited.test):,} test images overlap with {len(audited.train):,} train images"
+    title = (
+        f"{images:,} of {plural(len(audited.test), 'test image')} overlap with "
+        f"{plural(len(audited.train), 'train image')}"
+    )
     figures = [
         [words, f"{result.figures[name]:.2f}", interval_text(result.intervals.get(name))]
         for name, words in TITLES.items()
@@ -128,9 +134,10 @@ def _print(audited: "Audit", reporter: Reporter) -> None:
          each["by"], "yes" if each["mirrored"] else "no"]
         for each in described
     ]  # fmt: skip
-    reporter.table(f"{len(audited.pairs):,} pairs", ["test", "train", "cosine", "bits", "by", "mirrored"], rows)
+    reporter.table(f"{plural(len(audited.pairs), 'pair')}", ["test", "train", "cosine", "bits", "by", "mirrored"], rows)
     if len(audited.pairs) > LISTED:
-        reporter.answer(f"{len(audited.pairs) - LISTED:,} more pairs are not listed: --json and --out have all")
+        more = plural(len(audited.pairs) - LISTED, "more pair is", "more pairs are")
+        reporter.answer(f"{more} not listed: --json and --out have all")
 
 
 OVERLAP = shell_command(

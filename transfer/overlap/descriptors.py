@@ -6,7 +6,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from excb.console import Reporter
+from excb.console import Reporter, plural
 from excb.distributed.collectives import rank
 from excb.errors import require
 from excb.features.extraction import features_of
@@ -72,8 +72,8 @@ class PerceptualHashes:
             missing = [images.paths[index] for index in (~kept).nonzero()[:NAMED, 0].tolist()]
             require(bool(kept.any()), f"no image of {images.root} can be read, such as {missing[0]}")
             own_reporter.warn(
-                f"{int((~kept).sum())} of {len(images):,} images of {images.root} cannot be read and are left out: "
-                + ", ".join(missing)
+                f"{int((~kept).sum())} of {plural(len(images), 'image')} of {images.root} cannot be read and "
+                "are left out: " + ", ".join(missing)
             )
             images, rows = Subset(images, kept.nonzero()[:, 0].numpy()), rows[kept]
         return images, (rows[:, :BITS], rows[:, BITS:])

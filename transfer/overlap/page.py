@@ -4,6 +4,7 @@ import math
 from collections.abc import Callable
 from functools import partial
 
+from excb.console import plural
 from excb.images.image_set import Images
 from excb.pages.gallery import GallerySection, GalleryTable, Picture, PictureGroup, render_gallery
 from excb.results.result import folder_name, interval_text
@@ -43,8 +44,8 @@ def render_audit(audit: Audit, *, progress: Progress = lambda _done: None) -> st
         progress(1)
     total = len({pair.test for pair in audit.pairs})
     hidden = total - len(groups)
-    title = f"{total:,} test images with a near-duplicate" if total else "No near-duplicate was found"
-    notes = [f"{hidden:,} more test images are in the list of pairs."] if hidden else []
+    title = f"{plural(total, 'test image')} with a near-duplicate" if total else "No near-duplicate was found"
+    notes = [f"{plural(hidden, 'more test image is', 'more test images are')} in the list of pairs."] if hidden else []
     weights = str(result.checkpoint.get("weights_sha256", ""))[:16]
     by = f"features of {result.checkpoint.get('name')} (weights {weights})" if result.settings["cosine"] else "hashes"
     return render_gallery(
@@ -52,8 +53,8 @@ def render_audit(audit: Audit, *, progress: Progress = lambda _done: None) -> st
         [GallerySection(title, groups, notes)],
         heading="Overlap of train and test images",
         subtitles=[
-            f"{len(audit.train):,} train images in {names['train']}",
-            f"{len(audit.test):,} test images in {names['test']}",
+            f"{plural(len(audit.train), 'train image')} in {names['train']}",
+            f"{plural(len(audit.test), 'test image')} in {names['test']}",
         ],
         figures=[
             (words, f"{result.figures[name]:.2f} %", interval_text(result.intervals.get(name)))

@@ -11,6 +11,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from excb.console import plural
+
 from .logistic import NEVER, SCORES, STEPS, Regression, Standard, fit_regression
 from .recipes import FOLDS
 from .selection import folds, held_out
@@ -98,7 +100,7 @@ def choose_penalty(
     def fitted(some: Tensor, C: float) -> Regression:
         model = fit_regression(features[some], targets[some], C, classes=classes, steps=steps, device=device)
         if not model.converged:
-            notes.append(f"logistic regression with C = {C:g} has not converged in {steps} steps")
+            notes.append(f"logistic regression with C = {C:g} has not converged in {plural(steps, 'step')}")
         progress(1)
         return model
 

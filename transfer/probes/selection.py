@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from excb import seeding
+from excb.console import plural
 from excb.distributed.collectives import all_succeed
 from excb.errors import UserError
 
@@ -123,7 +124,7 @@ class Choice:
         how = {"select": select, "select_images": images, "chosen": tried[head], "sweep": sweep}
         if select != "test":
             return cls(head, how)
-        best = f"the best of {len(tried)} heads on the test images themselves"
+        best = f"the best of {plural(len(tried), 'head')} on the test images themselves"
         return cls(head, how, (f"{best}, as authors report it: an optimistic figure",))
 
 

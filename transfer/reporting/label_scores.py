@@ -9,6 +9,7 @@ import numpy as np
 from safetensors import SafetensorError
 from safetensors.numpy import load, save
 
+from excb.console import plural
 from excb.errors import UserError
 from excb.inference.basis import JACKKNIFE, stated
 from excb.inference.paired import Paired, PairedTest, of_figure
@@ -160,7 +161,7 @@ def unpack_label_scores(packed: bytes) -> LabelScores:
     shape = (len(names), len(classes))
     fits = targets.dtype == np.int8 and all(each.dtype == np.float64 for each in arrays.values())
     if not fits or not arrays or any(each.shape != shape for each in (targets, *arrays.values())):
-        raise ValueError(f"expected scores of {shape[0]} images and {shape[1]} classes")
+        raise ValueError(f"expected scores of {plural(shape[0], 'image')} and {plural(shape[1], 'class', 'classes')}")
     return LabelScores(targets, names, tuple(classes), arrays)
 
 
@@ -177,7 +178,7 @@ def report_label_scores(
     figures, intervals = scored.figures()
     described = task.describe()
     ignored = int((scored.targets < 0).sum())
-    own = [f"{ignored:,} of {scored.targets.size:,} labels of test images are ignored"] if ignored else []
+    own = [f"{ignored:,} of {plural(scored.targets.size, 'label')} of test images are ignored"] if ignored else []
     return Result(
         protocol=protocol,
         figures=figures,

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from excb.console import plural
 from excb.errors import UserError
 from excb.files import npy
 from excb.inference import accuracy, statistics
@@ -190,7 +191,7 @@ class Predictions(Scored):
         ranked = self.values[template]
         matrix = accuracy.confusions(ranked[:, 0], self.targets, len(self.classes))
         percent = accuracy.accuracy(ranked[:, 0] == self.targets)
-        title = f"{template.format('top1')}: {percent:.2f} % of {len(ranked):,} test images"
+        title = f"{template.format('top1')}: {percent:.2f} % of {plural(len(ranked), 'test image')}"
         return confusion.draw_confusion(matrix.cpu().numpy(), self.classes, title=title)
 
 

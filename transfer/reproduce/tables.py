@@ -3,7 +3,7 @@
 import json
 from collections.abc import Iterable, Sequence
 
-from excb.console import Reporter
+from excb.console import Reporter, plural
 from excb.hub.catalogue import find
 
 from ..published.claim import Claim
@@ -20,7 +20,7 @@ def listing(claims: Sequence[tuple[Claim, str]], reporter: Reporter, *, as_json:
         return
     rows = [[c.id, c.value, c.method, c.checkpoint, c.protocol.name, _status(why)] for c, why in claims]
     runnable = sum(not why for _, why in claims)
-    title = f"{len(rows)} claims, {runnable} of them runnable (--dry-run says why others are not)"
+    title = f"{plural(len(rows), 'claim')}, {runnable} of them runnable (--dry-run says why others are not)"
     reporter.table(title, ["claim", "published", "method", "checkpoint", "protocol", "status"], rows)
 
 

@@ -7,7 +7,7 @@ from functools import partial
 import numpy as np
 import torch
 
-from excb.console import Reporter
+from excb.console import Reporter, plural
 from excb.distributed.collectives import all_succeed, gather_objects, rank, world_size
 from excb.errors import require
 from excb.results.result import Result, interval_text
@@ -71,7 +71,10 @@ def measure(task: Task, options: RetrievalOptions, reporter: Reporter) -> Measur
     scores = np.array([[score_of(terms, own) for own in ranks] for terms in MEASURES.values()])
     all_scores = torch.from_numpy(np.concatenate(gather_objects(scores), axis=1))
     without = int(all_scores[0].isnan().sum())
-    require(without < len(queries), f"no test image has another of its class among the {gallery} images to retrieve")
+    require(
+        without < len(queries),
+        f"no test image has another of its class among the {gallery} images to retrieve",
+    )
     on_mean = np.sum(gather_objects(effects.of_mean(all_scores[: len(SMOOTH)].nanmean(1).numpy())), axis=0)
     merged = HalvesRecall.merged(gather_objects(halves))
     scored = replace(
@@ -80,7 +83,8 @@ def measure(task: Task, options: RetrievalOptions, reporter: Reporter) -> Measur
         halves=dict(zip(RECALLS, torch.from_numpy(merged.differences().round(9)), strict=True)),
         shared_gallery=gallery == "test",
     )
-    note = f"{without} of {len(queries)} test images have no image of their class in the gallery and do not count"
+    those = f"{without} of {plural(len(queries), 'test image')}"
+    note = f"no image of the same class in the gallery for {those}: left out"
     result = make_result(
         task,
         protocol="retrieval",
@@ -102,5 +106,7 @@ def _show(result: Result, queries: int, gallery: int, reporter: Reporter) -> Non
     for note in result.notes:
         reporter.note(note)
     reporter.table(
-        f"Retrieval, {queries:,} queries in a gallery of {gallery:,} images", ["figure", "%", "95 % interval"], rows
+        f"Retrieval, {plural(queries, 'query', 'queries')} in a gallery of {plural(gallery, 'image')}",
+        ["figure", "%", "95 % interval"],
+        rows,
     )

@@ -4,7 +4,7 @@ import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from excb.console import Reporter
+from excb.console import Reporter, plural
 
 from ..opening import labelled
 from ..options import FrozenOptions
@@ -37,11 +37,15 @@ def _kind_of(figure: str) -> FigureKind | None:
 
 def _steps(task: "Task", _options: Any, depends_on: Mapping[str, Any]) -> list[SuiteStep]:
     pairs = len(task.train) * len(task.test)
-    why = f"it compares {pairs:,} pairs of images: run `excb-eval retrieval` for it" if pairs > _MOST_PAIRS else ""
+    why = (
+        f"it compares {plural(pairs, 'pair')} of images: run `excb-eval retrieval` for it"
+        if pairs > _MOST_PAIRS
+        else ""
+    )
     return [SuiteStep("retrieval", "Retrieval", "retrieval", RetrievalOptions(), skipped=why, depends_on=depends_on)]
 
 
-_UNKNOWN = "are left out"
+_UNKNOWN = "left out"
 RETRIEVAL = Protocol(
     name="retrieval",
     help="images of the same class by cosine on frozen features: mAP, R-precision, recall@k",

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from excb.console import Reporter
+from excb.console import Reporter, plural
 from excb.distributed.collectives import run_on_rank0
 from excb.errors import UserError, require
 from excb.inference import accuracy
@@ -147,7 +147,8 @@ def measure(task: Task, options: RobustnessOptions, reporter: Reporter) -> Measu
     )
     result = _with_other_sets(_with_means(result, measured), ready, measured, reporter)
     result = _beside_references(result, ready, measured.same, measured.clean.hits)
-    result = replace(result, seconds=round(time.monotonic() - start, 1))
+    ledger = sum((other.ledger.of(other.name) for other in ready.others), result.ledger)
+    result = replace(result, seconds=round(time.monotonic() - start, 1), ledger=ledger)
     return Measurement(result, scored, partial(_show, ready, result), ScoredFiles(scored))
 
 
@@ -380,7 +381,10 @@ def _show(ready: Ready, result: Result, reporter: Reporter) -> None:
         }
     shown = [row(title, name) for name, title in titles.items() if name in figures]
     train, test = len(ready.task.train), len(ready.task.test)
-    title = f"Robustness, {train:,} train and {test:,} test images, head with l2 = {result.settings['chosen']['l2']:g}"
+    title = (
+        f"Robustness, {train:,} train and {plural(test, 'test image')}, head with l2 = "
+        f"{result.settings['chosen']['l2']:g}"
+    )
     reporter.table(title, ["figure", "%", "95 % interval"], shown)
     if ready.options.corruption_names:
         header = ["corruption", *map(str, severities), "mean", "ECE"]

@@ -4,7 +4,7 @@ import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from excb.console import Reporter
+from excb.console import Reporter, plural
 
 from ..opening import labelled
 from ..options import TaskOptions
@@ -50,7 +50,7 @@ def _work(task: "Task", options: RobustnessOptions, reporter: Reporter) -> Work:
     sets: dict[str, Images] = {"train": ready.task.train, "test": ready.task.test}
     sets |= ready.corrupted | {other.name: other.images for other in ready.others}
     cells = len(ready.corrupted) * len(options.ascending_severities)
-    then = [f"one head on the train images, judged on the test images and {cells} corruptions of them"]
+    then = [f"one head on the train images, judged on the test images and {plural(cells, 'corruption')} of them"]
     if ready.corrupted:
         then.append("corrupting an image takes 1 to 500 milliseconds of a core beside that, zoom_blur longest")
     return Work(sets, then=tuple(then))

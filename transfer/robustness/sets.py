@@ -14,10 +14,12 @@ import torch
 from PIL import Image
 from torch import Tensor
 
+from excb.console import plural
 from excb.errors import UserError, nearest_name, require
 from excb.files import json_text
-from excb.images.image_set import Images
+from excb.images.image_set import Images, ledger_of
 from excb.images.subset import Subset
+from excb.ledger import NOTHING, Ledger
 from excb.sources.source import Note
 
 from ..data.changed import ChangedImages
@@ -36,6 +38,7 @@ class OtherSet:
     name: str  # in figures
     images: Images  # those of classes that the head knows
     right: Tensor  # [K, C] bool: the head's classes that are right for each own class
+    ledger: Ledger = NOTHING  # what the search for its images left out
 
     @property
     def targets(self) -> Tensor:
@@ -88,6 +91,7 @@ def open_set(
     mapped = is_mapped(text)
     place = folder if mapped else text
     images = convert(images_with_labels(place, note))
+    ledger = ledger_of(images)
     own = images.classes or ()
     table = _named_classes(Path(file), classes) if mapped else _same_classes(own, classes)
     right = torch.zeros(len(own), len(classes), dtype=torch.bool)
@@ -101,12 +105,12 @@ def open_set(
     if len(kept) < len(images):
         lost = int((~right.any(1)).sum())
         note(
-            f"{place}: {len(images) - len(kept):,} images of {lost} classes that the train set lacks are left out, "
-            f"{len(kept):,} of {len(own) - lost} classes remain"
+            f"{place}: {plural(len(images) - len(kept), 'image')} of {plural(lost, 'class', 'classes')} that the "
+            f"train set lacks are left out, {len(kept):,} of {plural(len(own) - lost, 'class', 'classes')} remain"
         )
     framed: Images = _Inner(images, border) if mapped and border else images
     chosen = framed if len(kept) == len(images) else Subset(framed, kept)
-    return OtherSet(_figure_name(place), chosen, right)
+    return OtherSet(_figure_name(place), chosen, right, ledger)
 
 
 def multiple_labels(file: Path, test: Images, classes: Sequence[str]) -> Tensor:

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from excb.console import Reporter
+from excb.console import Reporter, plural
 from excb.files import npy
 from excb.inference.basis import OVER_EPISODES, stated
 from excb.neighbours.knn import vote, vote_on_labels
@@ -103,8 +103,11 @@ def measure_set(
     classes = len(opened.train.classes or ())
     few = options.few(train)
     strengths = FEW_STRENGTHS if few else options.strengths
-    how = f", chosen by {FOLDS} folds of {len(train):,} images" if few else ""
-    reporter.note(f"logistic regression of {classes} classes, {len(strengths)} strengths of the penalty{how}")
+    how = f", chosen by {FOLDS} folds of {plural(len(train), 'image')}" if few else ""
+    reporter.note(
+        f"logistic regression of {plural(classes, 'class', 'classes')}, {plural(len(strengths), 'strength')} "
+        f"of the penalty{how}"
+    )
 
     def judge(scores: Tensor, answers: Tensor) -> tuple[float, ...]:
         figure = metric.score(scores.numpy(), answers.numpy())

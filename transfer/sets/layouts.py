@@ -4,6 +4,7 @@ from pathlib import Path
 
 import numpy as np
 
+from excb.console import plural
 from excb.errors import UserError, require
 from excb.images.image_set import Images, ImageSet
 from excb.images.subset import Subset
@@ -52,7 +53,10 @@ def caltech101(root: Path, _note: Note) -> tuple[Images, Images]:
     train = np.zeros(len(images), bool)
     for label, name in enumerate(images.classes or ()):
         members = np.flatnonzero(images.labels == label)
-        require(len(members) > CALTECH_TRAIN, f"{folder / name} has {len(members)} images: the set is not complete")
+        require(
+            len(members) > CALTECH_TRAIN,
+            f"{folder / name} has {plural(len(members), 'image')}: the set is not complete",
+        )
         train[generator(Purpose.SPLIT, 0, label, 3).permutation(members)[:CALTECH_TRAIN]] = True
     return Subset(images, np.flatnonzero(train)), Subset(images, np.flatnonzero(~train))
 

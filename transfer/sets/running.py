@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from excb.console import Reporter
+from excb.console import Reporter, plural
 from excb.distributed.collectives import all_succeed, run_on_rank0
 from excb.errors import UserError
 from excb.features.extraction import files_hash, refuse_broken
@@ -174,7 +174,7 @@ class Sets:
             features = []
             train, test, _ = self.mapped(opened, PIXELS)
             for part, images in (("train", train), ("test", test)):
-                self.reporter.note(f"pixels of {opened.entry.name}, {part}: {len(images):,} images")
+                self.reporter.note(f"pixels of {opened.entry.name}, {part}: {plural(len(images), 'image')}")
                 made = features_without_network("pixels", images, workers=workers)
                 refuse_broken(made.broken, images)
                 features.append(made.rows)

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from datetime import UTC, datetime
 
 from excb.charts.style import figure_bytes
+from excb.console import plural
 from excb.pages.frame import Figure, data_address, render_page
 from excb.references.guessing import TITLES
 from excb.results.result import folder_name
@@ -27,7 +28,7 @@ def render_watch(state: WatchState, *, refresh: int | None, now: datetime | None
         "watch",
         title=f"Watching {state.run.name}",
         style="base report watch",
-        subtitles=[f"{state.run.place} · {words} on {test['images']:,} images of {folder_name(test['root'])}"],
+        subtitles=[f"{state.run.place} · {words} on {plural(test['images'], 'image')} of {folder_name(test['root'])}"],
         figures=list(_figures(state)),
         footer=f"Written {written.isoformat(' ', 'seconds')} by `excb-eval watch`. {again} Bands and bars are 95 % "
         "intervals over the test images.",
@@ -59,7 +60,7 @@ def _figures(state: WatchState) -> Iterator[Figure]:
 def _missing(state: WatchState) -> Iterator[str]:
     if state.missed:
         yield (
-            f"{len(state.missed)} checkpoints were gone before they were measured: "
+            f"{plural(len(state.missed), 'checkpoint was', 'checkpoints were')} gone before being measured: "
             f"{steps_in_words(state.missed, 200)}. The run keeps its newest ones and its best one (run.keep)."
         )
     for step, why in (state.unreadable or {}).items():

@@ -10,6 +10,7 @@ from torch import Tensor
 from excb.checkpoint import exported, untrusted
 from excb.checkpoint.coverage import blueprint, few
 from excb.checkpoint.stored import Stored
+from excb.console import plural
 from excb.errors import UserError, require
 from excb.files import json_text
 from excb.files.records import RecordError
@@ -51,7 +52,9 @@ def read(folder: Path) -> Stored:
     except RecordError as error:
         raise UserError(f"{folder}: {error}") from None
     channels = architecture.options.get("num_channels", 3)
-    require(channels == 3, f"{folder} takes images of {channels} channels: only RGB is supported of transformers")
+    require(
+        channels == 3, f"{folder} takes images of {plural(channels, 'channel')}: only RGB is supported of transformers"
+    )
     file, tensors = _tensors_in(folder)
     own = _own(kind, architecture, tensors, source=file)
     return Stored(file, own, architecture, preprocessing, facts={"network": "pretrained"})

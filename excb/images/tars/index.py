@@ -87,7 +87,7 @@ def _index_of(places: Sequence[str], file: Path, note: Callable[[str], None]) ->
     if cached is not None:
         changed = [number for number in changed if cached.stamps[number] != stamps[number]]
         tables = dict(enumerate(cached.tables()))
-        note(f"{len(changed):,} of {plural(len(places), 'shard')} have changed, such as {places[changed[0]]}")
+        note(f"{len(changed):,} of {plural(len(places), 'shard')} changed, such as {places[changed[0]]}")
     tables |= zip(changed, _read_all([places[number] for number in changed], note), strict=True)
     index = _pack(stamps, [tables[number] for number in range(len(places))])
     if byte_ranges.stamps(list(places)) != stamps:

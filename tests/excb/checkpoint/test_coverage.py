@@ -221,7 +221,7 @@ def test_networks_that_cannot_be_built_without_values_are_built_with() -> None:
 @pytest.mark.parametrize("name", [CONV, MEAN])
 def test_nan_and_infinity_are_refused(tensors: Tensors, value: float, name: str) -> None:
     tensors[name].view(-1)[-1] = value
-    with pytest.raises(UserError, match=rf"it holds NaN or infinity in 1 tensors \({name}\): .*nothing was loaded"):
+    with pytest.raises(UserError, match=rf"it holds NaN or infinity in 1 tensor \({name}\): .*nothing was loaded"):
         map_file(tensors, source=Path("it"), architecture=RESNET)
 
 
@@ -230,7 +230,7 @@ def test_a_negative_variance_is_refused(tensors: Tensors) -> None:
     tensors[variance][3] = 0.0
     assert len(map_file(tensors, source=Path("it"), architecture=RESNET).tensors) == len(tensors)
     tensors[variance][3] = -1e-3
-    with pytest.raises(UserError, match=rf"it holds negative variances in 1 tensors \({variance}\): .*nothing was loa"):
+    with pytest.raises(UserError, match=rf"it holds negative variances in 1 tensor \({variance}\): .*nothing was loa"):
         map_file(tensors, source=Path("it"), architecture=RESNET)
 
 

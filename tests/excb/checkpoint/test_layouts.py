@@ -919,7 +919,7 @@ def test_other_files_have_no_heads(evaluated: Tensors, other: Tensors) -> None:
 def test_broken_heads_are_refused(evaluated: Tensors, other: Tensors) -> None:
     contents = excb(evaluated, other)
     contents["teacher"]["classifier.centroid_layer.weight_v"] = torch.full((3, 2), torch.inf)
-    with pytest.raises(UserError, match=r"NaN or infinity in 1 tensors \(teacher\.centroids\.weight\)"):
+    with pytest.raises(UserError, match=r"NaN or infinity in 1 tensor \(teacher\.centroids\.weight\)"):
         map_file(contents, source=Path("it"))
 
 

@@ -33,7 +33,7 @@ def test_values_that_no_network_has_leave_the_module_as_it_was(name: str, value:
     before = copy.deepcopy(module.state_dict())
     tensors = {key: tensor.clone() for key, tensor in before.items()}
     tensors[name].view(-1)[0] = value
-    with pytest.raises(UserError, match=rf"the file holds .* in 1 tensors \({name}\)"):
+    with pytest.raises(UserError, match=rf"the file holds .* in 1 tensor \({name}\)"):
         stored.load_strictly(module, tensors, what="the file")
     after = module.state_dict()
     assert all(torch.equal(after[key], before[key]) for key in before)

@@ -286,9 +286,7 @@ def full(*_arguments: Any) -> None:
 def test_memory_that_does_not_suffice_is_reported(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     task = prepare(place, None)
     monkeypatch.setattr(task.backbone.network, "forward", full)
-    with pytest.raises(
-        UserError, match="3 images at once do not fit into the memory of cpu: use a smaller --batch-size"
-    ):
+    with pytest.raises(UserError, match="3 images do not fit into the memory of cpu: use a smaller --batch-size"):
         task.features(task.test, "test", QUIET)
 
 

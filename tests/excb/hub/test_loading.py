@@ -310,14 +310,14 @@ def test_negative_variances_are_refused_in_runs_and_in_exported_folders(
     for name in (variances[0], "teacher.backbone.bn1.running_var"):
         broken = write_run(tmp_path / "run", 9, model=tensors | {name: tensors[name] - 1e3})
         network: Which = "student" if name.startswith("student") else "teacher"
-        with pytest.raises(UserError, match=r"step-9\.pt holds negative variances in 1 tensors"):
+        with pytest.raises(UserError, match=r"step-9\.pt holds negative variances in 1 tensor"):
             excb.load(broken, network=network)
     folder = export(str(run), tmp_path / "exported")
     weights, config = folder / "model.safetensors", json.loads((folder / "config.json").read_text())
     save_file(load_file(weights) | {"bn1.running_var": torch.full((8,), -1.0)}, weights)
     config["excb"]["sha256"]["model.safetensors"] = sha256_of(weights)
     (folder / "config.json").write_text(json.dumps(config))
-    with pytest.raises(UserError, match=r"model\.safetensors holds negative variances in 1 tensors \(bn1\.running_var"):
+    with pytest.raises(UserError, match=r"model\.safetensors holds negative variances in 1 tensor \(bn1\.running_var"):
         excb.load(folder)
 
 

@@ -60,7 +60,8 @@ def test_every_row_says_what_it_is_and_claims_no_more(name: str) -> None:
     assert not row.redistributable or row.licence == "Apache-2.0"
     assert bool(row.terms) == (row.licence == "DINOv3 License")
     assert not row.layout or row.locations
-    assert row.preprocessing.interpolation == "bicubic" or name in {"mocov3_vitb16", *UNREAD}
+    bilinear = row.method in ("SigLIP 2", "PE-Core") or name in {"mocov3_vitb16", *UNREAD}
+    assert row.preprocessing.interpolation == ("bilinear" if bilinear else "bicubic")
 
 
 UNREAD = ("radio_v25_vitb16", "radio_v25_vitl16")  # of which the authors' preprocessing is not known either
@@ -122,9 +123,10 @@ def test_preprocessing_is_timms_or_the_authors(name: str) -> None:
         assert row.preprocessing == Preprocessing(interpolation="bicubic")
     elif row.method == "CLIP":  # which resizes to its own size
         assert row.preprocessing == replace(timms(cfg), resize=224)
-    elif row.method.startswith("SigLIP"):  # which resizes without regard to proportions
+    elif row.method in ("SigLIP", "SigLIP 2", "PE-Core"):  # which resize without regard to proportions
         side = cfg.input_size[1]
-        assert row.preprocessing == replace(timms(cfg), resize=side, crop_mode="squash")
+        own = replace(timms(cfg), resize=side, crop_mode="squash", interpolation="bilinear")
+        assert row.preprocessing == (replace(own, interpolation="bicubic") if row.method == "SigLIP" else own)
     else:
         assert row.preprocessing == timms(cfg)
 

@@ -145,7 +145,7 @@ def test_a_changed_shard_alone_is_indexed_again(shards: Path, monkeypatch: pytes
     monkeypatch.setattr(byte_ranges, "open_sequential", lambda place: asked.append(place) or read(place))  # type: ignore[func-returns-value]
     after = open_shards(str(shards), told.append)
     assert asked == [str(shards / "train-001.tar")]
-    assert told[0] == f"1 of 3 shards have changed, such as {shards}/train-001.tar"
+    assert told[0] == f"1 of 3 shards changed, such as {shards}/train-001.tar"
     numbers = [*range(10), *range(50, 57), *range(20, 30)]
     assert stored(after) == [picture(number) for number in numbers]
     assert after.labels is not None

@@ -417,7 +417,7 @@ def test_a_set_is_refused_above_one_percent_of_at_least_200(seen: int, found: in
         assert len(counter.count(batch)) == 1
         assert (counter.seen, counter.found) == (seen, found)
         return
-    with pytest.raises(UserError, match=f"{found} of {seen} images") as error:
+    with pytest.raises(UserError, match=f"{found} of {seen:,} images") as error:
         counter.count(batch)
     message = str(error.value)
     assert "last.png" in message

@@ -279,7 +279,7 @@ def test_a_stopped_run_resumes_as_the_undisturbed_one(
     assert main(command(folder, tmp_path / "whole")) == 0
     messages = capsys.readouterr().err
     assert (
-        "a stream of 4 shards, 4 shard readers and a shuffle buffer of 1 images in each. The shuffle is local"
+        "a stream of 4 shards, 4 shard readers and a shuffle buffer of 1 image in each. The shuffle is local"
         in messages
     )
     one = state(tmp_path / "whole")

@@ -32,6 +32,7 @@ from tests.pretrain.small_runs import OVERRIDES, write_images
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 CELLS, SEEDS = ("linear", "none"), (0, 1)
+LEFT_OUT = "left out of the held-out images: 3 images of classes without training images"
 REFERENCES = ("untrained", "pixels", "colour_histogram", "patches")  # of which one depends on the seed
 ALL = [*((name, 0) for name in (*REFERENCES, *CELLS)), *((name, 1) for name in ("untrained", *CELLS))]
 
@@ -150,6 +151,22 @@ def test_table_is_what_the_cells_say(
         score = np.array([one["knn_top1"] for one in found])
         row = next(row for row in markdown.splitlines() if row.startswith(f"| {name} |"))
         assert f"| {score.mean():.2f} ± {score.std(ddof=1):.2f} |" in row
+
+
+def test_tables_say_what_was_left_out_and_by_which_runs(images: Path, finished: Path, tmp_path: Path) -> None:
+    """The held-out class that is not trained on by all; a broken image and values outside the range by one run."""
+    markdown = (finished / "table.md").read_text()
+    assert f"- {LEFT_OUT}\n" in markdown
+    shutil.copytree(finished, tmp_path / "form")
+    contents = cell(finished, "none", 1)
+    assert contents["ledger"]["entries"][0]["count"] == 3
+    contents["ledger"]["entries"].append(
+        {"reason": "readings of images that cannot be read", "count": 2, "of": "train"}
+    )
+    (tmp_path / "form" / "none" / "seed-1" / "cell.json").write_text(json.dumps(contents))
+    assert main(command(images, tmp_path)) == 0
+    line = f"left out of train: 2 readings of images that cannot be read (1 of {len(ALL)} runs, such as none, seed 1)"
+    assert f"- {line}" in (tmp_path / "form" / "table.md").read_text().splitlines()
 
 
 def test_cells_figures_are_those_of_the_run(images: Path, finished: Path) -> None:

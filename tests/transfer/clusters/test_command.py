@@ -176,8 +176,8 @@ def test_a_small_budget_is_reported(place: Path, tmp_path: Path, capsys: pytest.
     words = ("--ckpt", place / "run", "--data", place / "data" / "test", "--out", tmp_path / "out")
     assert call(*words, "--atlas-mb", "0.004") == 0
     err = capsys.readouterr().err
-    assert "exemplars have no picture: 0.004 MB are full (--atlas-mb takes more, --exemplars fewer)" in err
-    assert "exemplars have no picture" in (tmp_path / "out" / "atlas.html").read_text(encoding="utf-8")
+    assert "exemplars: 0.004 MB are full (--atlas-mb takes more, --exemplars fewer)" in err
+    assert "no picture of" in (tmp_path / "out" / "atlas.html").read_text(encoding="utf-8")
 
 
 def test_what_cannot_be_done_is_one_line(place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

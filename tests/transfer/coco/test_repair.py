@@ -114,7 +114,7 @@ def test_all_faults_at_once_and_the_clean_copy(tree: Path, tmp_path: Path, capsy
         line = next(line for line in report.splitlines() if line.startswith(words))
         assert line.removeprefix(words).split()[0] == str(count)
         assert names in line
-    assert "10 of 16 objects are in the clean copy" in report  # without [0], [6], [7], and three of gone.png
+    assert "the clean copy has 10 of 16 objects" in report  # without [0], [6], [7], and three of gone.png
     assert (tree / TRAIN).read_bytes() == before
     train, val = reopened(tree, tmp_path / "clean")
     assert sum(len(image.annotations) for image in train.images) == 10

@@ -1,6 +1,7 @@
 """Tests of what is odd about a train and a test set: empty classes, swapped splits, images in both."""
 
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +11,8 @@ from PIL import Image
 from excb.images import copies
 from excb.images.scanning import scan_folder
 from excb.ledger import NOTHING
-from excb.transfer.data.concerns import concerns
+from excb.transfer.data.concerns import OLD, concerns
+from tests.excb.images.deep_files import write
 from tests.transfer.labelled_images import write_folder
 
 
@@ -50,6 +52,42 @@ def test_classes_that_no_test_image_has(place: Path) -> None:
 
 def test_swapped_splits(place: Path) -> None:
     assert found(place, "test", "train") == ["train: 4 images, fewer than the 8 of test: are the two swapped?"]
+
+
+def pattern(seed: int, side: int = 96) -> np.ndarray:
+    """A picture [side, side] of values 0..1: patches of noise on a slope."""
+    random = np.random.default_rng(seed)
+    patches = random.normal(0, 0.2, (6, 6)).repeat(side // 6, 0).repeat(side // 6, 1)
+    return (np.mgrid[:side, :side][0] / side + patches).clip(0, 1)
+
+
+KINDS: dict[str, tuple[str, Callable[[int], np.ndarray], type]] = {
+    "16 bits": (".png", lambda seed: pattern(seed) * 4000, np.uint16),
+    "16-bit TIFFs": (".tif", lambda seed: pattern(seed) * 9000, np.uint16),
+    "floats": (".tif", lambda seed: pattern(seed) * 3 - 1, np.float32),
+    "twelve bands": (".npy", lambda seed: pattern(seed)[..., None] ** np.linspace(0.5, 2, 12) * 9000, np.uint16),
+    "twelve bands in TIFFs": (".tif", lambda seed: pattern(seed)[..., None] ** np.linspace(0.5, 2, 12), np.float32),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_copies_of_any_depth_and_of_many_channels_are_found(tmp_path: Path, kind: str) -> None:
+    """A copy of the file under another name, and one of other brightness, size and noise; other pictures are none."""
+    suffix, values, stored = KINDS[kind]
+    for part, numbers in (("train", range(6)), ("test", range(6, 10))):
+        for number in numbers:
+            write(tmp_path / part / f"a/{number}{suffix}", values(number).astype(stored))
+    shutil.copy(tmp_path / "train" / f"a/0{suffix}", tmp_path / "test" / f"a/same{suffix}")
+    near = values(1)[::2, ::2]
+    near = 0.8 * near + np.random.default_rng(0).normal(0, 1e-3 * near.std(), near.shape)
+    write(
+        tmp_path / "test" / f"a/near{suffix}",
+        np.maximum(near, near.min() if stored is np.float32 else 0).astype(stored),
+    )
+    assert concerns(scan_folder(tmp_path / "train"), scan_folder(tmp_path / "test")).lines() == [
+        f"test: 1 of 6 images is among the train images too, such as a/same{suffix} = a/0{suffix}: {OLD}",
+        f"test: 1 of 6 images looks like a train image, such as a/near{suffix} ~ a/1{suffix}: {OLD}",
+    ]
 
 
 def test_identical_images_whatever_their_names(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -158,8 +158,8 @@ def test_flat_validation_images_with_a_list(place: str, form: str, imagenet: Pat
     [
         ([f"{name} 3" for name in FLAT], "has the class 3: it needs indices from 0 to 2"),
         ([f"{name} n99999999" for name in FLAT], "has the class n99999999"),
-        ([f"{name} 0" for name in FLAT[:2]], f"2 images in .*val are not in .*val.txt, such as {FLAT[2]}"),
-        ([f"{name} 0" for name in (*FLAT, "x.JPEG")], "1 names in .*val.txt are not in .*val, such as x.JPEG"),
+        ([f"{name} 0" for name in FLAT[:2]], f"2 images of .*val not in .*val.txt, such as {FLAT[2]}"),
+        ([f"{name} 0" for name in (*FLAT, "x.JPEG")], "1 name of .*val.txt not in .*val, such as x.JPEG"),
         ([f"{FLAT[0]} 0", f"{FLAT[0]} 1"], "more than once"),
         ([FLAT[0]], "is not an image's name and its class"),
     ],

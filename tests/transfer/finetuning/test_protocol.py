@@ -190,7 +190,7 @@ def test_a_figure_below_the_most_frequent_class_is_told(task: Task, monkeypatch:
 
 def test_missing_classes_are_told(task: Task, tmp_path: Path) -> None:
     result, _ = quiet(task, percent=1, split_file=listed(task, (0, 10, 12), tmp_path), **QUICK | {"epochs": 1})
-    assert result.notes[0] == "5 of 7 classes have no image in the share, so none of theirs is found"
+    assert result.notes[0] == "no image in the share for 5 of 7 classes: none of theirs is found"
 
 
 @pytest.mark.parametrize("frozen", [False, True])

@@ -179,9 +179,9 @@ def test_figures_of_roxford_are_those_of_the_loop(place: Path, reading: dict[str
     assert all(0 < value < 100 for name, value in result.figures.items() if "mAP" in name)
     assert made.scored.values["revisited_mAP_hard"].isnan().tolist() == [False, True, False, True]
     assert result.notes == [
-        "1 of 4 queries have no relevant image: they are left out",
-        "revisited_mAP_hard: 2 queries have no relevant image of this difficulty and do not count",
-        "revisited_mAP_easy: 2 queries have no relevant image of this difficulty and do not count",
+        "no relevant image for 1 of 4 queries: left out",
+        "revisited_mAP_hard: no relevant image of this difficulty for 2 queries: left out",
+        "revisited_mAP_easy: no relevant image of this difficulty for 2 queries: left out",
     ]
     for name, (low, high) in result.intervals.items():
         assert low <= result.figures[name] <= high
@@ -223,8 +223,8 @@ def test_figures_of_copies_are_those_of_the_loop(place: Path) -> None:
     assert result.figures["copies_mAP"] == pytest.approx(100 * np.mean(single), abs=1e-3)
     assert list(result.figures) == ["copies_mAP", "copies_muAP", "copies_recall_at_p90"]
     assert all(0 < value < 100 for value in result.figures.values())
-    alone = "they count only in muAP, where all that is found for them is wrong"
-    assert result.notes == [f"3 of 9 queries have no relevant image: {alone}"]
+    alone = "counted only in muAP, where all that is found is wrong"
+    assert result.notes == [f"no relevant image for 3 of 9 queries: {alone}"]
 
 
 def test_pairs_that_are_no_candidates_are_not_found(place: Path) -> None:
@@ -349,7 +349,7 @@ def test_files_are_written_and_checked(place: Path, tmp_path: Path, capsys: pyte
     assert main(command(place, "pairs", "--out", str(student), "--network", "student", "--quiet")) == 0
     names = [f"teacher{ending}" for ending in (".html", ".json", ".npz", ".pairs.csv")]
     assert sorted(file.name for file in tmp_path.glob("teacher*")) == names
-    assert check_result(teacher)[-1] == "1 figures recounted from 9 predictions"
+    assert check_result(teacher)[-1] == "1 figure recounted from 9 predictions"
     with (tmp_path / "teacher.pairs.csv").open(encoding="utf-8") as stream:
         rows = list(csv.DictReader(stream))
     assert len(rows) == 9 * 10

@@ -84,5 +84,5 @@ def test_one_strength_needs_no_held_out_images() -> None:
     with pytest.raises(UserError, match="no class has two train images"):
         choose_penalty(ROWS[:3], LABELS[:3], TRIED, rule, classes=3)
     assert choose_penalty(ROWS, LABELS, [10.0], rule, classes=3, steps=1).notes == [
-        "logistic regression with C = 10 has not converged in 1 steps"
+        "logistic regression with C = 10 has not converged in 1 step"
     ]

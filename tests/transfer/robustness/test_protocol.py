@@ -344,6 +344,13 @@ def test_two_sets_of_one_name_are_refused(place: Path, tmp_path: Path) -> None:
         measure(task(place), options, QUIET)
 
 
+def test_the_ledger_has_what_was_left_out_of_other_sets(place: Path, tmp_path: Path) -> None:
+    other = write_folder(tmp_path / "art", each=1, classes=("ant", "bee"))
+    (other / "ant" / "read.txt").write_text("words")
+    result = measure(task(place), RobustnessOptions(corruptions=NONE, also=(str(other),), l2=(L2,)), QUIET).result
+    assert "left out of art: 1 .txt" in result.ledger.lines()
+
+
 def test_from_python_and_networks_with_a_transform_of_their_own(place: Path) -> None:
     pytest.importorskip("cv2", reason="OpenCV is not installed")
     quick: dict[str, Any] = {"data": place / "data", "device": "cpu", "workers": 0, "no_cache": True, "quiet": True}

@@ -22,13 +22,15 @@ WNIDS = ("n02769748", "n02708093", "n03196217", "n04548362")  # backpack, analog
 def test_folders_that_are_classes_of_the_train_set(tmp_path: Path) -> None:
     notes: list[str] = []
     write_folder(tmp_path / "Image-Net R", each=2, classes=("cat", "bee", "yak"))
+    (tmp_path / "Image-Net R" / "cat" / "read.txt").write_text("words")
     other = open_set(str(tmp_path / "Image-Net R"), CLASSES, note=notes.append)
+    assert [entry.counted for entry in other.ledger.entries] == ["1 .txt"]
     assert other.name == "image_net_r"
     assert len(other.images) == 4
     assert other.candidates.tolist() == [False, True, True, False]
     right = [[CLASSES[index] for index in row.nonzero()[:, 0].tolist()] for row in other.targets]
     assert right == [["bee"], ["bee"], ["cat"], ["cat"]]
-    said = "2 images of 1 classes that the train set lacks are left out, 4 of 2 classes remain"
+    said = "2 images of 1 class that the train set lacks are left out, 4 of 2 classes remain"
     assert notes == [f"{tmp_path / 'Image-Net R'}: {said}"]
     with pytest.raises(UserError, match="has no class of the train set: its classes are bee, cat, yak"):
         open_set(str(tmp_path / "Image-Net R"), ("one", "two"))

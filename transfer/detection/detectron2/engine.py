@@ -33,6 +33,7 @@ from detectron2.engine import HookBase, hooks  # isort: skip
 from detectron2.evaluation.coco_evaluation import instances_to_coco_json  # isort: skip
 from detectron2.solver import build_lr_scheduler, build_optimizer, get_default_optimizer_params  # isort: skip
 from detectron2.utils.events import EventStorage  # isort: skip
+from excb.console import plural
 
 differences: tuple[str, ...] = (
     "mask targets are cropped from bit masks of the image's training size, as with Detectron2's INPUT.MASK_FORMAT "
@@ -70,7 +71,7 @@ def train_detector(job: Job, stop: StopRequest) -> bool:
         if start == settings.iterations:
             return True
         batches = Batches(job, start)
-        note = f"recomputing BatchNorm's statistics on {settings.precise_bn_iterations} batches"
+        note = f"recomputing BatchNorm's statistics on {plural(settings.precise_bn_iterations, 'batch', 'batches')}"
         later = Batches(job, settings.iterations, note)  # the batches after training's, wherever it was interrupted
         trainer.register_hooks(_hooks_of_results(job, trainer, checkpoints, start, later))
         trainer.register_hooks([StopHook(checkpoints, stop)])

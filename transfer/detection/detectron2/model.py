@@ -144,10 +144,10 @@ def load_backbone(network: nn.Module, backbone: Mapping[str, Tensor]) -> None:
     tensors = detectron2_names(backbone)
     shared = places.keys() & tensors.keys()
     faults = {
-        "have no place": tensors.keys() - shared,
-        "are missing": places.keys() - shared,
-        "differ in shape": {name for name in shared if tensors[name].shape != places[name].shape},
-        "are not finite": {name for name in shared if not bool(tensors[name].isfinite().all())},
+        "without a place": tensors.keys() - shared,
+        "missing": places.keys() - shared,
+        "of another shape": {name for name in shared if tensors[name].shape != places[name].shape},
+        "not finite": {name for name in shared if not bool(tensors[name].isfinite().all())},
     }
     if reasons := [f"{len(names)} {what} ({min(names)}, ...)" for what, names in faults.items() if names]:
         raise UserError(

@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, Sampler
 
 from excb import seeding
+from excb.console import plural
 from excb.distributed.workers import follow_parent, watch_workers
 from excb.errors import UserError
 
@@ -126,10 +127,15 @@ class Loader:
         workers: int = 0,
     ) -> None:
         if settings.batch % world:
-            raise UserError(f"a batch of {settings.batch} cannot be divided among {world} processes: change batch")
+            raise UserError(
+                f"a batch of {settings.batch} cannot be divided among {plural(world, 'process', 'processes')}: change "
+                "batch"
+            )
         self._images, self._settings, self._workers = images.trainable, settings, workers
         if not len(self._images):
-            raise UserError(f"{images.listed_in} has no object to train on in the {len(images)} selected images")
+            raise UserError(
+                f"{images.listed_in} has no object to train on in the {plural(len(images), 'selected image')}"
+            )
         self._plan = _Plan(self._images, settings, start, rank, world)
 
     def __iter__(self) -> Iterator[list[Sample]]:

@@ -12,6 +12,7 @@ from excb import seeding
 from excb.charts.tensorboard import TensorBoardWriter
 from excb.checkpoint import run_checkpoint
 from excb.checkpoint.same_run import require_same_run
+from excb.console import plural
 from excb.distributed.collectives import all_succeed, gather_objects, rank, run_on_rank0, world_size
 from excb.distributed.signals import StopRequest
 from excb.errors import UserError
@@ -127,7 +128,7 @@ def first_losses(job: Job, images: int, iterations: int) -> list[float]:
                 group["lr"] = rate * min(1.0, (step + 1) / warmup)
             torch.manual_seed(seeding.fold(seeding.Purpose.STEP, settings.seed))
             updates.zero_grad()
-            with memory_for(f"{len(samples)} images at once"):
+            with memory_for(f"{plural(len(samples), 'image')} at once"):
                 loss = torch.stack(list(losses_of(model, samples, job.device).values())).sum()
                 loss.backward()
             updates.step()

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from excb import seeding
-from excb.console import Reporter
+from excb.console import Reporter, plural
 from excb.distributed.batchnorm import synchronise_batchnorm
 from excb.distributed.collectives import all_succeed, mean_over_ranks, rank
 from excb.distributed.machine import start_copy, to_device
@@ -67,7 +67,7 @@ class Training:
         for group in self.optimizer.param_groups:
             group["lr"] = learning_rate(self._job.settings, step)
         self.optimizer.zero_grad()
-        with memory_for(f"{len(samples)} images at once"):
+        with memory_for(f"{plural(len(samples), 'image')} at once"):
             losses = self._losses(samples, step)
             loss = torch.stack(list(losses.values())).sum()
             self._scaler.scale(loss).backward()
@@ -207,4 +207,4 @@ def memory_for(what: str) -> Iterator[None]:
     except RuntimeError as error:
         if not isinstance(error, torch.OutOfMemoryError) and "can't allocate memory" not in str(error):
             raise
-        raise UserError(f"{what} do not fit into memory: use a smaller batch or smaller images") from None
+        raise UserError(f"no memory for {what}: use a smaller batch or smaller images") from None

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from excb.console import plural
 from excb.errors import UserError, first_line
 from excb.files.regular import refuse_special
 
@@ -123,7 +124,7 @@ def read_pickle(file: Path) -> Any:
         refuse_special(file)
         size = file.stat().st_size
         if size > LARGEST:
-            raise UserError(f"{file} has {size:,} bytes, more than any ground truth: name another file")
+            raise UserError(f"{file} has {plural(size, 'byte')}, more than any ground truth: name another file")
         packed = file.read_bytes()
     except OSError as error:
         raise UserError(f"cannot read {file}: {error.strerror or error}") from None

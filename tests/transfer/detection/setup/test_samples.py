@@ -267,7 +267,7 @@ def test_processes_share_the_images(train: CocoSet) -> None:
     with pytest.raises(UserError, match="a batch of 2 cannot be divided among 3 processes"):
         Loader(train, settings, world=3)
     empty = next(index for index, image in enumerate(train.images) if not image.annotations)
-    with pytest.raises(UserError, match="has no object to train on in the 1 selected images"):
+    with pytest.raises(UserError, match="has no object to train on in the 1 selected image"):
         Loader(train.subset([empty]), settings)
 
 

@@ -154,5 +154,5 @@ def test_too_little_memory_is_reported(
         raise error
 
     monkeypatch.setattr(model.Detector, "batch", full)
-    with pytest.raises(UserError, match="2 images at once do not fit into memory: use a smaller batch"):
+    with pytest.raises(UserError, match="no memory for 2 images at once: use a smaller batch"):
         train(make_job(data, tmp_path))
