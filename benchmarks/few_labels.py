@@ -22,8 +22,8 @@ from excb.files.markdown import markdown_table
 from excb.images.subset import Subset
 from excb.neighbours.knn import vote
 from excb.neighbours.nearest import nearest
-from excb.transfer.data.classes import labelled_folder, with_classes_of
 from excb.sources.label_files import scan_labelled
+from excb.transfer.data.classes import labelled_folder, with_classes_of
 from excb.transfer.probes.heads import HeadBank
 from excb.transfer.probes.penalty import Rule, choose_penalty, cross_validated, log_likelihood, right_share
 from excb.transfer.probes.recipes import FEW_STRENGTHS, PROTOCOLS

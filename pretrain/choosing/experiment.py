@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from excb.console import Reporter, duration
+from excb.console import Reporter, duration, plural
 from excb.errors import UserError
 from excb.hub import catalogue, loading
 from excb.hub.backbone import Backbone
@@ -159,7 +159,9 @@ class _Work:
         cost = measure_cost(backbone.network, size, self._device)
         needed = cost.milliseconds * self._passes / 1000
         if needed > max(0.0, FROZEN_SHARE * self._seconds - (began - self._start)):
-            self.skipped[name] = f"as it is, it takes {duration(needed)} for {len(self._sample.measured):,} images"
+            self.skipped[name] = (
+                f"as it is, it takes {duration(needed)} for {plural(len(self._sample.measured), 'image')}"
+            )
             self._reporter.note(f"not tried: {name}: {self.skipped[name]}")
             return
         (reading,) = self._measure(name, {name: backbone}, backbone.transform).values()
@@ -193,7 +195,9 @@ class _Work:
             return
         folder = self._out / RUNS / str(len(self.trials))
         shutil.rmtree(folder, ignore_errors=True)
-        self._reporter.note(f"trying: {title}, {planned.recipe.optim.epochs} epochs of {len(planned.images):,} images")
+        self._reporter.note(
+            f"trying: {title}, {plural(planned.recipe.optim.epochs, 'epoch')} of {plural(len(planned.images), 'image')}"
+        )
         try:
             before = time.monotonic()
             if code := run_training(

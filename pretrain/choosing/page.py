@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from excb.charts.style import BLUE, GREEN, GREY, ORANGE, drawable, figure_bytes, new_figure, shortened, style_axes
+from excb.console import plural
 from excb.pages.frame import data_address, render_page
 
 from ..verdict import FIGURES
@@ -58,7 +59,7 @@ def render_choice(experiment: Experiment, recommendation: Recommendation, steps:
 def figure_in_words(experiment: Experiment) -> str:
     """The figure and the images in words."""
     by = "k-NN, each image by its neighbours' labels" if experiment.labelled else "instance retrieval, without labels"
-    return f"{by}, on {experiment.measured:,} images that no short run saw; these had {experiment.learned:,} others"
+    return f"{by}, on {plural(experiment.measured, 'image')} that no short run saw; these had {experiment.learned:,} others"
 
 
 def draw(experiment: Experiment) -> bytes:
