@@ -59,7 +59,8 @@ def render_choice(experiment: Experiment, recommendation: Recommendation, steps:
 def figure_in_words(experiment: Experiment) -> str:
     """The figure and the images in words."""
     by = "k-NN, each image by its neighbours' labels" if experiment.labelled else "instance retrieval, without labels"
-    return f"{by}, on {plural(experiment.measured, 'image')} that no short run saw; these had {experiment.learned:,} others"
+    measured = plural(experiment.measured, "image")
+    return f"{by}, on {measured} that no short run saw; these had {experiment.learned:,} others"
 
 
 def draw(experiment: Experiment) -> bytes:
