@@ -3,9 +3,9 @@
 The sampling units are the query and the gallery image; where queries are each other's gallery, an image is both, and
 stays in one half. Answers to queries that share neighbours depend on each other, so that queries alone find too little
 spread. Whether the nearest image is right changes at once where an image leaves, so that the jackknife finds up to
-twice the true spread. The two halves of a division are independent samples: the mean square of their difference, over
-that of as many independent queries, is the design effect (Kish, Survey sampling, 1965). The figure itself may be higher
-or lower on fewer images, and its spread with it, so that not the spread of halves but the design effect is taken over.
+twice the true spread. The two halves of a division are independent samples: what their difference scatters more than
+that of as many independent queries is the part of the variance that shared neighbours add. The rest is not taken from
+halves, since queries that have fewer images to find score otherwise, and scatter otherwise.
 """
 
 import math
@@ -20,7 +20,6 @@ from excb.seeding import Purpose, generator
 
 MOST_DIVISIONS, LEAST_DIVISIONS = 100, 25
 _MOST_SCORES = 10**6  # of queries on halves that are kept
-_LOST = 2.0  # how much less is known of the design effect than of the spread over as many images, by simulation
 _STEPS, _NONE = 200, 255  # a score on a half is stored in a byte
 
 
@@ -29,7 +28,7 @@ class HalvedMean(Estimate):
     """A mean of scores between 0 and 1.
 
     Attributes:
-        units: how many independent queries say as much.
+        units: how many independent queries say as much, where all scores are 1, or all 0.
     """
 
     units: float
@@ -41,7 +40,8 @@ class HalvedMean(Estimate):
         """
         if math.isnan(self.error):
             return None
-        units = self.value * (1 - self.value) / self.error**2 if self.error else self.units
+        between = 0 < self.value < 1 and self.error > 0
+        units = self.value * (1 - self.value) / self.error**2 if between else self.units
         return share_interval(self.value, units, quantile=self.quantile(tries=tries))
 
 
@@ -73,9 +73,11 @@ def halved_mean(scores: np.ndarray, on_halves: np.ndarray, *, gallery: int | Non
     Returns:
         An error of NaN with fewer than twice `LEAST` queries that count, or images of the gallery.
     """
-    known, effect, freedom = _known(scores, on_halves, gallery)
-    error = math.sqrt(effect) * standard_error(known) if freedom else math.nan
-    return HalvedMean(float(known.mean()), error, freedom or 1.0, len(known) / effect)
+    known, excess, freedom = _known(scores, on_halves, gallery)
+    value, images = float(known.mean()), len(known)
+    near = (images * value + 0.5) / (images + 1)
+    units = near * (1 - near) / (near * (1 - near) / images + excess)
+    return HalvedMean(value, _error(known, excess, freedom), freedom or 1.0, units)
 
 
 def halved_lead(differences: np.ndarray, on_halves: np.ndarray, *, gallery: int | None = None) -> Estimate:
@@ -83,24 +85,30 @@ def halved_lead(differences: np.ndarray, on_halves: np.ndarray, *, gallery: int 
 
     Where no query differs, two more, one for either side, give it a width, as Agresti and Min do for hits.
     """
-    known, effect, freedom = _known(differences, on_halves, gallery)
+    known, excess, freedom = _known(differences, on_halves, gallery)
     spread = known if known.any() else np.append(known, [1.0, -1.0])
-    error = math.sqrt(effect) * standard_error(spread) if freedom else math.nan
-    return Estimate(float(known.mean()), error, freedom or 1.0)
+    return Estimate(float(known.mean()), _error(spread, excess, freedom), freedom or 1.0)
+
+
+def _error(scores: np.ndarray, excess: float, freedom: float) -> float:
+    return math.sqrt(standard_error(scores) ** 2 + excess) if freedom else math.nan
 
 
 def _known(scores: np.ndarray, on_halves: np.ndarray, gallery: int | None) -> tuple[np.ndarray, float, float]:
-    """Scores that count, their design effect, and degrees of freedom, which are 0 where too little is known."""
+    """Scores that count, `excess`, and degrees of freedom, which are 0 where too little is known."""
     scores, on_halves = np.asarray(scores, np.float64), np.asarray(on_halves, np.float64)
     known = scores[~np.isnan(scores)]
     fewest = min(len(known), len(known) if gallery is None else gallery)
     if fewest < 2 * LEAST:
-        return known, 1.0, 0.0
-    return known, design_effect(on_halves), 1 / (1 / len(on_halves) + _LOST / fewest)
+        return known, 0.0, 0.0
+    return known, excess(on_halves), 1 / (1 / len(on_halves) + 1 / (fewest - 1))
 
 
-def design_effect(on_halves: np.ndarray) -> float:
-    """By how much the variance exceeds that of independent queries, at least 1; `on_halves` as of `halved_mean`."""
+def excess(on_halves: np.ndarray) -> float:
+    """The variance of the mean over all queries beyond that of independent ones; `on_halves` as of `halved_mean`.
+
+    The difference of two halves has four times the variance of the mean over all.
+    """
     first = divisions(on_halves.shape[1], number=len(on_halves))
     counts = ~np.isnan(on_halves)
     scores = np.where(counts, on_halves, 0.0)
@@ -108,11 +116,9 @@ def design_effect(on_halves: np.ndarray) -> float:
     for half in (first & counts, ~first & counts):
         images = np.maximum(2, half.sum(1))
         mean = (scores * half).sum(1) / images
-        squares = np.maximum(0.0, (np.square(scores) * half).sum(1) - images * mean**2)
         means.append(mean)
-        variances.append(squares / (images - 1) / images)
-    independent = float(np.mean(variances[0] + variances[1]))
-    return max(1.0, float(np.square(means[0] - means[1]).mean()) / independent) if independent > 0 else 1.0
+        variances.append(((np.square(scores) * half).sum(1) / images - mean**2) / (images - 1))
+    return max(0.0, float((np.square(means[0] - means[1]) - variances[0] - variances[1]).mean()) / 4)
 
 
 def packed(scores: np.ndarray) -> np.ndarray:
