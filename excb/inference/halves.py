@@ -42,7 +42,8 @@ class HalvedMean(Estimate):
             return None
         between = 0 < self.value < 1 and self.error > 0
         units = self.value * (1 - self.value) / self.error**2 if between else self.units
-        return share_interval(self.value, units, quantile=self.quantile(tries=tries))
+        low, high = share_interval(self.value, units, quantile=self.quantile(tries=tries))
+        return max(100 * lowest, low), high
 
 
 def how_many(queries: int) -> int:
@@ -121,14 +122,14 @@ def excess(on_halves: np.ndarray) -> float:
     return max(0.0, float((np.square(means[0] - means[1]) - variances[0] - variances[1]).mean()) / 4)
 
 
-def packed(scores: np.ndarray) -> np.ndarray:
+def as_bytes(scores: np.ndarray) -> np.ndarray:
     """Scores between 0 and 1, or NaN, as bytes of the same shape: to a two-hundredth."""
     known = ~np.isnan(scores)
     return np.where(known, np.rint(_STEPS * np.where(known, scores, 0.0)), _NONE).astype(np.uint8)
 
 
-def unpacked(stored: np.ndarray) -> np.ndarray:
-    """The inverse of `packed`, float64."""
+def from_bytes(stored: np.ndarray) -> np.ndarray:
+    """The inverse of `as_bytes`, float64."""
     return np.where(stored == _NONE, np.nan, stored / _STEPS)
 
 

@@ -251,8 +251,7 @@ class Monitor:
         if not usable(rows) or not usable(augmented.rows):
             zeros = {"neighbour_agreement": 0.0, "instance_retrieval": 0.0} | ({"knn_top1": 0.0} if labelled else {})
             decisive, none = "knn_top1" if labelled else "instance_retrieval", torch.zeros(len(rows)).bool()
-            on_halves = none.repeat(how_many(len(rows)), 1) if halves else None
-            return NetworkFigures(zeros, decisive, none, on_halves)
+            return NetworkFigures(zeros, decisive, none, none.repeat(how_many(len(rows)), 1) if halves else None)
         k = min(self._recipe.monitor.k, len(rows) - 1)
         wanted = max(k, enough_neighbours(k, len(rows))) if halves and labelled else k
         neighbours = nearest(rows, rows, wanted, exclude_self=True)

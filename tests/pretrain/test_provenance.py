@@ -82,11 +82,9 @@ def test_a_value_of_ours_that_changes_what_is_learned_has_its_study_or_a_reason(
 
 def test_show_names_the_study_of_a_default_and_of_a_recipes_own_value() -> None:
     rows = {row["field"]: row for row in recipe_rows(RECIPES["photos_small"](), [])}
+    page, section = "docs/claims.md", "which-method-for-few-images-contrast-helps-clusters-alone-do-not-lead"
     assert rows["optim.epochs"]["where"] == "docs/claims.md#longer-runs-in-the-same-time"
-    assert (
-        rows["method.regression"]["where"]
-        == "docs/claims.md#which-method-for-few-images-contrast-helps-clusters-alone-do-not-lead"
-    )
+    assert rows["method.regression"]["where"] == f"{page}#{section}"
     assert rows["adapt.lora_rank"]["where"] == "not measured: no run compared values"
     changed = {row["field"]: row for row in recipe_rows(RECIPES["photos_small"](), ["optim.epochs=3"])}
     assert changed["optim.epochs"]["where"] == ""

@@ -21,7 +21,7 @@ from excb.inference import accuracy, statistics
 from excb.inference.basis import EFFECTS, HALVES, Basis
 from excb.inference.estimate import Estimate
 from excb.inference.galleries import GalleryScores
-from excb.inference.halves import halved_lead, halved_mean, unpacked
+from excb.inference.halves import from_bytes, halved_lead, halved_mean
 from excb.inference.paired import Paired, PairedTest, of_figure
 
 from ..task import Task
@@ -203,7 +203,7 @@ class ImageScores(Scored):
             first figure is the main one.
         gallery: [G] float64 by figure, of rankings: the sum of its scores minus what it is without each gallery image.
         halves: scores of the queries in their half of P divisions into halves, [P, Q] by figure, as
-            `inference.halves.packed` has them.
+            `inference.halves.as_bytes` has them.
         shared_gallery: whether the gallery holds the queries themselves, in their order.
     """
 
@@ -271,7 +271,7 @@ class ImageScores(Scored):
         return len(next(iter(self.gallery.values())))
 
     def _on_halves(self, figure: str) -> np.ndarray:
-        return unpacked(self.halves[figure].numpy())
+        return from_bytes(self.halves[figure].numpy())
 
     def _over_gallery(self, figure: str) -> Estimate:
         if figure in self.gallery:

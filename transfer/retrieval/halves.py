@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from excb.inference.halves import divisions, enough, how_many, packed
+from excb.inference.halves import as_bytes, divisions, enough, how_many
 
 _AT_ONCE = 2**22  # ranks in memory at once: 32 MiB
 _NEVER = np.iinfo(np.int32).max
@@ -38,7 +38,7 @@ class HalfScores:
     def nearest(self, queries: slice) -> int:
         """M, how many nearest images of these queries are wanted."""
         relevant = int(self._sizes[:, :, self._targets[queries]].max(initial=1))
-        return min(enough(max(*self._ks, relevant)), self._gallery.shape[1])
+        return min(enough(max(*self._ks, relevant)), int(self._gallery.shape[1]))
 
     def add(self, first: int, order: np.ndarray, relevant: np.ndarray) -> None:
         """Score queries, the next ones.
@@ -52,7 +52,7 @@ class HalfScores:
         for start in range(0, len(order), step):
             part = slice(start, start + step)
             numbers = np.arange(first + start, first + start + len(order[part]))
-            self._parts.append(packed(self._scores(numbers, order[part], relevant[part])))
+            self._parts.append(as_bytes(self._scores(numbers, order[part], relevant[part])))
 
     def _scores(self, queries: np.ndarray, order: np.ndarray, relevant: np.ndarray) -> np.ndarray:
         """[1 + the number of ks, P, n] float64, R-precision first; NaN of a query without an image of its class."""
@@ -65,6 +65,6 @@ class HalfScores:
         return np.where(sizes > 0, scores, np.nan)
 
     def packed(self) -> np.ndarray:
-        """The scores of the queries that were added, [1 + the number of ks, P, their number], as `packed` has them."""
+        """The scores of the queries that were added, [1 + the number of ks, P, their number], by `as_bytes`."""
         none = np.zeros((1 + len(self._ks), len(self._queries), 0), np.uint8)
         return np.concatenate([none, *self._parts], 2)

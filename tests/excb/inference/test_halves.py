@@ -1,4 +1,4 @@
-"""Tests of halves: of independent queries they add nothing; drawn alike; dependence is found; few images say nothing."""
+"""Tests of halves: independent queries add nothing; they are drawn alike; dependence is found; few say nothing."""
 
 import math
 
@@ -10,14 +10,14 @@ from excb.inference.accuracy import share_interval
 from excb.inference.halves import (
     LEAST_DIVISIONS,
     MOST_DIVISIONS,
+    as_bytes,
     divisions,
     enough,
     excess,
+    from_bytes,
     halved_lead,
     halved_mean,
     how_many,
-    packed,
-    unpacked,
 )
 
 P = MOST_DIVISIONS
@@ -93,9 +93,9 @@ def test_of_few_images_nothing_is_known() -> None:
 
 def test_a_byte_keeps_a_score() -> None:
     scores = np.array([[0.0, 1.0, 0.5, np.nan, 1 / 3]])
-    assert packed(scores).dtype == np.uint8
-    np.testing.assert_allclose(unpacked(packed(scores)), scores, atol=0.0025)
-    np.testing.assert_array_equal(unpacked(packed(scores))[:, :4], scores[:, :4])
+    assert as_bytes(scores).dtype == np.uint8
+    np.testing.assert_allclose(from_bytes(as_bytes(scores)), scores, atol=0.0025)
+    np.testing.assert_array_equal(from_bytes(as_bytes(scores))[:, :4], scores[:, :4])
 
 
 @pytest.mark.parametrize("k", [1, 10, 200])

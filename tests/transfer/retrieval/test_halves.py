@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from excb.inference.halves import divisions, unpacked
+from excb.inference.halves import divisions, from_bytes
 from excb.transfer.retrieval.halves import HalfScores
 from excb.transfer.retrieval.ranking import relevant_ranks
 
@@ -38,7 +38,7 @@ def test_scores_are_those_of_each_half_alone(shared: bool) -> None:
     for block in (slice(0, 15), slice(15, 41)):
         own = range(block.start, block.stop) if shared else None
         relevant_ranks(bank, rows[block], labels, targets[block], own, device=CPU, halves=halves, first=block.start)
-    found = unpacked(halves.packed())
+    found = from_bytes(halves.packed())
     assert found.shape == (3, len(divisions(41)), 41)
     assert np.isnan(found).any()
     queries = divisions(41)
