@@ -33,7 +33,7 @@ from excb.transfer.task import Task
 
 K, T = 20, 0.07
 LABELS = (200, 400, 800, 1600, 3200, 6400)
-POOL, TEST = 4000, 2000  # images that splits are drawn from, and that judge, at most
+POOL, TEST = 10_000, 2000  # images that splits are drawn from, and that judge, at most
 Guess = Callable[["Split"], Tensor]
 
 

@@ -8,7 +8,7 @@ from typing import Any
 from excb.console import Reporter, plural
 
 from .overrides import apply, field_names
-from .provenance import provenance
+from .provenance import OF_RECIPES, OURS, provenance
 from .recipe import Recipe
 from .recipes import RECIPES
 
@@ -65,14 +65,15 @@ def recipe_rows(recipe: Recipe, values: Sequence[str]) -> list[dict[str, Any]]:
             origin, source = f"default ({metadata['source']})", metadata["source"]
         else:
             origin, source = f"recipe {base}", _source_of_recipe(base)
-        where = places[name].where(source) if name in places else ""
+        place = places.get(f"{OF_RECIPES}.{base}" if origin == f"recipe {base}" and source == OURS else name)
+        where = "" if place is None else place.where(source)
         rows.append((name, value, origin, where, section == "efficiency", metadata["paper"], metadata["doc"]))
     return [dict(zip(KEYS, row, strict=True)) for row in rows]
 
 
 def _source_of_recipe(name: str) -> str:
     """The source of the values in which a recipe differs from the defaults, for `Provenance.where`."""
-    return "vit" if name.startswith("vits16") else "paper" if name.startswith("rn50") else "ours"
+    return "vit" if name.startswith("vits16") else "paper" if name.startswith("rn50") else OURS
 
 
 def value_text(value: Any) -> str:

@@ -384,7 +384,7 @@ def _advice_on_adapting(run: RunFigures, adapted: Adapted, *, poor: bool) -> Ite
     source = adapted.gains.get(SOURCE)
     if poor and not adapt.active:
         yield f"adapt it with care instead: excb-pretrain adapt {run.recipe.init} --data DIR"
-    elif adapt.active and (adapted.epoch == 0 or (source is not None and source.high < 0)):
+    elif adapt.active and (adapted.epoch == 0 or (source is not None and source.fallen)):
         yield (
             f"change less: adapt.anchor={max(1.0, 3 * adapt.anchor):g} or optim.base_lr={optim.base_lr / 3:.2g} in "
             "another --out"

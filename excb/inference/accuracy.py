@@ -40,12 +40,17 @@ def accuracy_interval(hits: Tensor) -> tuple[float, float]:
     return share_interval(int(hits.sum()) / len(hits), len(hits))
 
 
-def share_interval(share: float, units: int) -> tuple[float, float]:
+def share_interval(share: float, units: float, *, quantile: float | None = None) -> tuple[float, float]:
     """Wilson's 95 % interval in percent of a share, 0 to 1, of so many units.
 
     For scores between 0 and 1 with this mean it is at least as wide as needed: none scatter more than hits do.
+
+    Args:
+        share: right ones.
+        units: of all.
+        quantile: of the share's distribution, in standard errors; by default the normal one.
     """
-    square = NormalDist().inv_cdf((1 + COVERAGE) / 2) ** 2
+    square = (NormalDist().inv_cdf((1 + COVERAGE) / 2) if quantile is None else quantile) ** 2
     middle = (share + square / (2 * units)) / (1 + square / units)
     half = math.sqrt(square * (share * (1 - share) / units + square / (4 * units**2))) / (1 + square / units)
     # Of no hits, or nothing else, the bound is exact.

@@ -40,9 +40,13 @@ class Estimate:
         Args:
             tries: number of figures of which this one is the best; each had its chance (Bonferroni).
         """
+        return self.quantile(tries=tries) * self.error
+
+    def quantile(self, *, tries: int = 1) -> float:
+        """`margin` in standard errors."""
         from scipy.stats import t
 
-        return float(t.ppf(1 - (1 - COVERAGE) / 2 / max(1, tries), self.freedom)) * self.error
+        return float(t.ppf(1 - (1 - COVERAGE) / 2 / max(1, tries), self.freedom))
 
     def interval(self, *, lowest: float = 0.0, tries: int = 1) -> tuple[float, float] | None:
         """The 95 % interval in percent, from `lowest` (-1 of a difference) to 1; None where the error is not known."""

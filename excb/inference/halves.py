@@ -1,51 +1,136 @@
 """Spread of figures of nearest neighbours: images are divided into halves at random, and the halves are compared.
 
 The sampling units are the query and the gallery image; where queries are each other's gallery, an image is both, and
-stays in one half. Whether the nearest image is right changes at once where an image leaves, so that the jackknife finds
-up to twice the true spread, and queries alone find too little. The two halves of a division are independent samples.
-The square of their difference is on average twice the variance on one half, and four times that on all images. Where a
-figure is higher on fewer images, such as the share of views that are found, its halves scatter less; queries alone then
-say more.
+stays in one half. Answers to queries that share neighbours depend on each other, so that queries alone find too little
+spread. Whether the nearest image is right changes at once where an image leaves, so that the jackknife finds up to
+twice the true spread. The two halves of a division are independent samples: what their difference scatters more than
+that of as many independent queries is the part of the variance that shared neighbours add. The rest is not taken from
+halves, since queries that have fewer images to find score otherwise, and scatter otherwise.
 """
 
 import math
+from dataclasses import dataclass
 
 import numpy as np
 
+from excb.inference.accuracy import share_interval
 from excb.inference.estimate import LEAST, Estimate
 from excb.inference.means import standard_error
 from excb.seeding import Purpose, generator
 
-DIVISIONS = 100
+MOST_DIVISIONS, LEAST_DIVISIONS = 100, 25
+_MOST_SCORES = 10**6  # of queries on halves that are kept
+_STEPS, _NONE = 200, 255  # a score on a half is stored in a byte
 
 
-def divisions(images: int, *, of: int = 0) -> np.ndarray:
-    """Which images are in the first half, [DIVISIONS, images] bool; the same for all figures of equally many images.
+@dataclass(frozen=True)
+class HalvedMean(Estimate):
+    """A mean of scores between 0 and 1.
+
+    Attributes:
+        units: how many independent queries say as much, where all scores are 1, or all 0.
+    """
+
+    units: float
+
+    def interval(self, *, lowest: float = 0.0, tries: int = 1) -> tuple[float, float] | None:
+        """Wilson's interval in percent for as many independent hits as have this error.
+
+        Korn and Graubard (Survey Methodology, 1998) take the number of units, and Student's t, in this way.
+        """
+        if math.isnan(self.error):
+            return None
+        between = 0 < self.value < 1 and self.error > 0
+        units = self.value * (1 - self.value) / self.error**2 if between else self.units
+        low, high = share_interval(self.value, units, quantile=self.quantile(tries=tries))
+        return max(100 * lowest, low), high
+
+
+def how_many(queries: int) -> int:
+    """P, the number of divisions of so many queries."""
+    return min(MOST_DIVISIONS, max(LEAST_DIVISIONS, _MOST_SCORES // max(1, queries)))
+
+
+def divisions(images: int, *, number: int | None = None, of: int = 0) -> np.ndarray:
+    """Which images are in the first half, [P, images] bool; the same for all figures of equally many images.
 
     Args:
-        images: number of them.
+        images: how many.
+        number: P; by default that of as many queries.
         of: 0 of images that are queries; 1 of a gallery of its own.
     """
     random, first = generator(Purpose.BOOTSTRAP, images, 6, of), np.arange(images) < images // 2
-    return np.stack([random.permutation(first) for _ in range(DIVISIONS)])
+    return np.stack([random.permutation(first) for _ in range(how_many(images) if number is None else number)])
 
 
-def halved(value: float, differences: np.ndarray, scores: np.ndarray) -> Estimate:
-    """A figure's spread, which is never less than that over its queries alone.
+def halved_mean(scores: np.ndarray, on_halves: np.ndarray, *, gallery: int | None = None) -> HalvedMean:
+    """A figure with its spread.
 
     Args:
-        value: the figure, or a difference of two, as a share of 1.
-        differences: the figure on the first half minus that on the second, by division.
-        scores: of the queries that count, [Q]; or differences of scores.
+        scores: [Q] of the queries, 0 to 1; NaN of those that do not count.
+        on_halves: [P, Q] of each query in its half of `divisions`, likewise.
+        gallery: images of a gallery of its own.
 
     Returns:
-        An error of NaN with fewer than twice `LEAST` images, or where a half has no figure.
+        An error of NaN with fewer than twice `LEAST` queries that count, or images of the gallery.
     """
-    known, images = differences[~np.isnan(differences)], len(scores)
-    if images < 2 * LEAST or not len(known):
-        return Estimate(value, float("nan"), 1)
-    error = max(np.sqrt(np.square(known).mean() / 4), standard_error(scores))
-    return Estimate(value, float(error), 1 / (1 / len(known) + 1 / (images - 1)))
+    known, excess, freedom = _known(scores, on_halves, gallery)
+    value, images = float(known.mean()), len(known)
+    near = (images * value + 0.5) / (images + 1)
+    units = near * (1 - near) / (near * (1 - near) / images + excess)
+    return HalvedMean(value, _error(known, excess, freedom), freedom or 1.0, units)
+
+
+def halved_lead(differences: np.ndarray, on_halves: np.ndarray, *, gallery: int | None = None) -> Estimate:
+    """The difference of two figures of the same queries; arguments as of `halved_mean`, of differences of scores.
+
+    Where no query differs, two more, one for either side, give it a width, as Agresti and Min do for hits.
+    """
+    known, excess, freedom = _known(differences, on_halves, gallery)
+    spread = known if known.any() else np.append(known, [1.0, -1.0])
+    return Estimate(float(known.mean()), _error(spread, excess, freedom), freedom or 1.0)
+
+
+def _error(scores: np.ndarray, excess: float, freedom: float) -> float:
+    return math.sqrt(standard_error(scores) ** 2 + excess) if freedom else math.nan
+
+
+def _known(scores: np.ndarray, on_halves: np.ndarray, gallery: int | None) -> tuple[np.ndarray, float, float]:
+    """Scores that count, `excess`, and degrees of freedom, which are 0 where too little is known."""
+    scores, on_halves = np.asarray(scores, np.float64), np.asarray(on_halves, np.float64)
+    known = scores[~np.isnan(scores)]
+    fewest = min(len(known), len(known) if gallery is None else gallery)
+    if fewest < 2 * LEAST:
+        return known, 0.0, 0.0
+    return known, excess(on_halves), 1 / (1 / len(on_halves) + 1 / (fewest - 1))
+
+
+def excess(on_halves: np.ndarray) -> float:
+    """The variance of the mean over all queries beyond that of independent ones; `on_halves` as of `halved_mean`.
+
+    The difference of two halves has four times the variance of the mean over all.
+    """
+    first = divisions(on_halves.shape[1], number=len(on_halves))
+    counts = ~np.isnan(on_halves)
+    scores = np.where(counts, on_halves, 0.0)
+    means, variances = [], []
+    for half in (first & counts, ~first & counts):
+        images = np.maximum(2, half.sum(1))
+        mean = (scores * half).sum(1) / images
+        means.append(mean)
+        variances.append(((np.square(scores) * half).sum(1) / images - mean**2) / (images - 1))
+    return max(0.0, float((np.square(means[0] - means[1]) - variances[0] - variances[1]).mean()) / 4)
+
+
+def as_bytes(scores: np.ndarray) -> np.ndarray:
+    """Scores between 0 and 1, or NaN, as bytes of the same shape: to a two-hundredth."""
+    known = ~np.isnan(scores)
+    return np.where(known, np.rint(_STEPS * np.where(known, scores, 0.0)), _NONE).astype(np.uint8)
+
+
+def from_bytes(stored: np.ndarray) -> np.ndarray:
+    """The inverse of `as_bytes`, float64."""
+    return np.where(stored == _NONE, np.nan, stored / _STEPS)
 
 
 def enough(k: int) -> int:

@@ -1,4 +1,4 @@
-"""Figures of images that are each other's neighbours, on random halves of them: their spread follows.
+"""Hits of images that are each other's neighbours, on random halves of them: the spread of their mean follows.
 
 Letters: N images, M nearest others of each, P divisions into halves. The sampling unit is the image, which is query and
 gallery image at once.
@@ -20,7 +20,7 @@ def enough_neighbours(k: int, images: int) -> int:
 
 
 def vote_on_halves(neighbours: Neighbours, labels: Tensor, *, k: int, temperature: float, classes: int) -> np.ndarray:
-    """Leave-one-out accuracy of the weighted vote, on the first half minus on the second, by division.
+    """Whether the weighted vote of the others in its half is right of each image, by division.
 
     Args:
         neighbours: M others of each image, of which the first k in its half vote.
@@ -30,7 +30,7 @@ def vote_on_halves(neighbours: Neighbours, labels: Tensor, *, k: int, temperatur
         classes: their number.
 
     Returns:
-        [P] shares of 1; NaN where a half is empty.
+        [P, N] bool.
     """
     similarities = neighbours.similarities
     weights = ((similarities - similarities[:, :1]) / temperature).exp().float()
@@ -40,11 +40,11 @@ def vote_on_halves(neighbours: Neighbours, labels: Tensor, *, k: int, temperatur
         counted = torch.where(same & (same.cumsum(1, dtype=torch.int32) <= k), weights, 0.0)
         return scores.zero_().scatter_add_(1, voted, counted).argmax(1) == labels
 
-    return _differences(neighbours.indices, right)
+    return _on_halves(neighbours.indices, right)
 
 
 def retrieval_on_halves(nearest_images: Tensor) -> np.ndarray:
-    """How often the nearest image of a view is its own, on the first half minus on the second, by division.
+    """Whether the nearest image of each image's view in its half is its own, by division: [P, N] bool.
 
     Args:
         nearest_images: [N, M] the images nearest to each image's view, the nearest first.
@@ -55,14 +55,10 @@ def retrieval_on_halves(nearest_images: Tensor) -> np.ndarray:
         first = same.int().argmax(1, keepdim=True)
         return (nearest_images.gather(1, first)[:, 0] == own) & same.any(1)
 
-    return _differences(nearest_images, right)
+    return _on_halves(nearest_images, right)
 
 
-def _differences(indices: Tensor, right: Callable[[Tensor], Tensor]) -> np.ndarray:
+def _on_halves(indices: Tensor, right: Callable[[Tensor], Tensor]) -> np.ndarray:
     """`right` says which images are, given which of their neighbours [N, M] are in their half."""
-    differences = []
-    for division in divisions(len(indices)):
-        half = torch.from_numpy(division)
-        hits = right(half[indices] == half[:, None]).double()
-        differences.append(float(hits[half].mean() - hits[~half].mean()))
-    return np.array(differences)
+    halves = (torch.from_numpy(division) for division in divisions(len(indices)))
+    return torch.stack([right(half[indices] == half[:, None]) for half in halves]).numpy()

@@ -8,7 +8,8 @@ from torch import Tensor
 
 from excb.console import plural
 from excb.inference.accuracy import difference_interval
-from excb.inference.halves import halved
+from excb.inference.estimate import LEAST
+from excb.inference.halves import halved_lead
 
 TARGET, SOURCE = "target", "source"  # images that a run is for, and those of what its start knew
 
@@ -22,16 +23,16 @@ class Gain:
         measured_on: the images, in words, with their number.
         start: before, in percent.
         now: after, in percent.
-        low: lower end of the 95 % interval of the difference, in points.
-        high: upper end.
+        low: lower end of the 95 % interval of the difference, in points; None of too few images, which have none.
+        high: upper end, likewise.
     """
 
     figure: str
     measured_on: str
     start: float
     now: float
-    low: float
-    high: float
+    low: float | None
+    high: float | None
 
     @property
     def lead(self) -> float:
@@ -44,7 +45,19 @@ class Gain:
 
     def interval(self) -> str:
         """Its interval in words."""
+        if self.low is None or self.high is None:
+            return f"fewer than {2 * LEAST} images, too few for an interval"
         return f"95 %: {self.low:+.1f} to {self.high:+.1f}"
+
+    @property
+    def risen(self) -> bool:
+        """Whether it is better now, by more than chance."""
+        return self.low is not None and self.low > 0
+
+    @property
+    def fallen(self) -> bool:
+        """Whether it is worse now, by more than chance."""
+        return self.high is not None and self.high < 0
 
     @classmethod
     def between(
@@ -65,15 +78,17 @@ class Gain:
             figure: in words.
             measured_on: the images in words.
             tries: number of networks of which this one is the best.
-            halves: both figures on random halves, [P] each, where images are each other's neighbours. The sampling unit
+            halves: the same on random halves, [P, N] bool, where images are each other's neighbours. The sampling unit
                 is then an image as query and neighbour, and otherwise as query alone.
         """
-        ends = None
-        if halves is not None:
-            leads = (after.double() - before.double()).numpy()
-            spread = halved(float(leads.mean()), (halves[1] - halves[0]).numpy(), leads)
-            ends = spread.interval(lowest=-1.0, tries=tries)
-        low, high = ends or difference_interval(before, after, tries=tries)
+        low: float | None
+        high: float | None
+        if halves is None:
+            low, high = difference_interval(before, after, tries=tries)
+        else:
+            leads, on_halves = (later.double() - one.double() for one, later in ((before, after), halves))
+            spread = halved_lead(leads.numpy(), on_halves.numpy())
+            low, high = spread.interval(lowest=-1.0, tries=tries) or (None, None)
         start, now = (100 * float(hits.double().mean()) for hits in (before, after))
         return cls(figure, f"{len(before):,} {measured_on}", start, now, low, high)
 
@@ -92,7 +107,8 @@ class Gain:
         return cls(
             figure,
             measured_on,
-            *(float(stored[name]) for name in ("start", "now", "low", "high")),
+            *(float(stored[name]) for name in ("start", "now")),
+            *(None if stored[name] is None else float(stored[name]) for name in ("low", "high")),
         )
 
 
@@ -118,7 +134,7 @@ class Adapted:
         """Whether the best epoch is better than the start, and the sentences that say so; None: it may be chance."""
         gain = self.gains[TARGET]
         figure, best = f"{gain.figure} on {gain.measured_on}", f"the best of {plural(self.measurements, 'measurement')}"
-        better = False if self.epoch == 0 else gain.low > 0 or None
+        better = False if self.epoch == 0 else gain.risen or None
         if better:
             summary = (
                 f"Better than the original: {figure} is {gain.now:.1f} % after epoch {self.epoch}, {gain.described()} "
@@ -134,7 +150,7 @@ class Adapted:
             none = "the only measurement is not" if number == 1 else f"none of {plural(number, 'measurement')} is"
             summary = f"Keep the original: {none} above its {figure}, {gain.start:.1f} %."
         if (source := self.gains.get(SOURCE)) is not None and self.epoch:
-            lost = "it has forgotten" if source.high < 0 else "nothing is lost" if source.low > 0 else "within chance"
+            lost = "it has forgotten" if source.fallen else "nothing is lost" if source.risen else "within chance"
             summary += (
                 f" On {source.measured_on}, its source, it is {source.described()} the original "
                 f"({source.interval()}): {lost}."

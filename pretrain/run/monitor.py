@@ -20,7 +20,7 @@ from excb.distributed.collectives import gather_objects, rank, run_on_rank0, wor
 from excb.images.image_set import Images
 from excb.images.subset import Subset
 from excb.inference.estimate import Estimate
-from excb.inference.halves import DIVISIONS, enough, halved
+from excb.inference.halves import enough, halved_lead, halved_mean, how_many
 from excb.neighbours.halves import enough_neighbours, retrieval_on_halves, vote_on_halves
 from excb.neighbours.knn import top_accuracies, vote
 from excb.neighbours.nearest import nearest
@@ -48,8 +48,8 @@ class NetworkFigures:
         figures: in percent, but for the effective rank.
         decisive: name of the figure that says most: k-NN, or without labels retrieval.
         hits: [N] bool, of which images that figure counts.
-        halves: that figure on random halves of the images, the first minus the second, [P] shares of 1, where images
-            are each other's neighbours; see `excb.neighbours.halves`. None where nobody asked, or hits are independent.
+        halves: the hits on P random halves of the images, [P, N] bool, where images are each other's neighbours; see
+            `excb.neighbours.halves`. None where nobody asked, or hits are independent.
     """
 
     figures: dict[str, float]
@@ -66,14 +66,13 @@ class NetworkFigures:
         """The decisive figure minus that of another network, as a share of 1, with its spread; of the same images."""
         assert self.halves is not None
         assert other.halves is not None
-        lead = (self.value - other.value) / 100
-        hits = self.hits.double() - other.hits.double()
-        return halved(lead, (self.halves - other.halves).numpy(), hits.numpy())
+        hits, halves = self.hits.double() - other.hits.double(), self.halves.double() - other.halves.double()
+        return halved_lead(hits.numpy(), halves.numpy())
 
     def estimate(self) -> Estimate:
         """The decisive figure, as a share of 1, with its spread."""
         assert self.halves is not None
-        return halved(self.value / 100, self.halves.numpy(), self.hits.double().numpy())
+        return halved_mean(self.hits.numpy(), self.halves.numpy())
 
 
 class SideBySide(nn.Module):
@@ -271,8 +270,8 @@ class Monitor:
         if not usable(rows) or (augmented is not None and not usable(augmented.rows)):
             zeros = {} if augmented is None else {"neighbour_agreement": 0.0, "instance_retrieval": 0.0}
             zeros |= {"knn_top1": 0.0} if labelled else {}
-            decisive, none = "knn_top1" if labelled else "instance_retrieval", torch.zeros(DIVISIONS)
-            return NetworkFigures(zeros, decisive, torch.zeros(len(rows)).bool(), none.double() if halves else None)
+            decisive, none = "knn_top1" if labelled else "instance_retrieval", torch.zeros(len(rows)).bool()
+            return NetworkFigures(zeros, decisive, none, none.repeat(how_many(len(rows)), 1) if halves else None)
         k = min(self._recipe.monitor.k, len(rows) - 1)
         wanted = max(k, enough_neighbours(k, len(rows))) if halves and labelled else k
         neighbours = nearest(rows, rows, wanted, exclude_self=True)
@@ -292,8 +291,8 @@ class Monitor:
         figures["knn_top1"] = top_accuracies(votes[k, KNN_TEMPERATURE], labels)[0]
         of_votes = None
         if halves:
-            differences = vote_on_halves(neighbours, labels, k=k, temperature=KNN_TEMPERATURE, classes=classes)
-            of_votes = torch.from_numpy(differences)
+            on_halves = vote_on_halves(neighbours, labels, k=k, temperature=KNN_TEMPERATURE, classes=classes)
+            of_votes = torch.from_numpy(on_halves)
         return NetworkFigures(figures, "knn_top1", votes[k, KNN_TEMPERATURE].top1 == labels, of_votes)
 
 

@@ -59,7 +59,7 @@ class Progress:
     # Of runs that measure the network they start from:
     start: dict[str, Any] | None = None  # its figures, as epoch 0
     gauges: dict[str, str] = field(default_factory=dict)  # hashes of the probes' images, by probe
-    # Right answers at the start and in the best epoch, [N] bool, and their difference on random halves, [P].
+    # Right answers at the start and in the best epoch, [N] bool, and the same on random halves, [P, N] bool.
     hits: dict[str, Tensor] = field(default_factory=dict)
     measurements: int = 0  # after the start's
     losing: int = 0  # measurements since the last best one, not counting those of the frozen backbone

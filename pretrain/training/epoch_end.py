@@ -162,7 +162,7 @@ class EpochEnd:
 
 
 def _right_answers(readings: Mapping[str, NetworkFigures], moment: str) -> dict[str, Tensor]:
-    """Right answers, and halves of them, that a checkpoint keeps of the start or the best epoch."""
+    """Right answers, and those on halves, that a checkpoint keeps of the start or the best epoch."""
     kept = {f"{moment}_{name}": reading.hits for name, reading in readings.items()}
     halves = {f"{moment}_{name}_halves": reading.halves for name, reading in readings.items()}
-    return kept | {name: differences for name, differences in halves.items() if differences is not None}
+    return kept | {name: on_halves for name, on_halves in halves.items() if on_halves is not None}

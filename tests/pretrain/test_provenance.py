@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from excb.pretrain.overrides import field_names
-from excb.pretrain.provenance import provenance
+from excb.pretrain.provenance import OF_RECIPES, OURS, provenance
 from excb.pretrain.recipe import Recipe
 from excb.pretrain.recipes import RECIPES
 from excb.pretrain.show import recipe_rows
@@ -45,11 +45,49 @@ def spellings(name: str, value: Any) -> list[str]:
     return [*forms, *([WORDS[value]] if value in WORDS else []), *(["$10^{-4}$"] if value == 1e-4 else [])]
 
 
-def test_every_record_is_of_a_field_and_says_where() -> None:
+def own_recipes() -> list[str]:
+    """Recipes that are neither the paper's nor the authors' code's."""
+    return [name for name in RECIPES if not name.startswith(("rn50", "vits16"))]
+
+
+def anchors(page: Path) -> list[str]:
+    """The anchors of a page's sections, as GitHub and the site make them."""
+    text = re.sub(r"^```.*?^```", "", page.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
+    titles = re.findall(r"^#+ (.+)$", text, flags=re.MULTILINE)
+    return [re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-") for title in titles]
+
+
+def test_every_record_is_of_a_field_or_a_recipe_and_says_where() -> None:
+    names = [*field_names(Recipe(name="defaults")), *(f"{OF_RECIPES}.{name}" for name in own_recipes())]
     for name, places in provenance().items():
-        assert name in field_names(Recipe(name="defaults"))
+        assert name in names
         assert bool(places.paper) == bool(places.quote), name
-        assert places.paper or places.code or places.vit, name
+        assert not (places.study and places.unmeasured), name
+        assert places.paper or places.code or places.vit or places.study or places.unmeasured, name
+
+
+def test_studies_that_are_named_are_sections_of_the_docs() -> None:
+    named = {name: places.study.split("#") for name, places in provenance().items() if places.study}
+    assert len(named) > 20
+    for name, (page, section) in named.items():
+        assert section in anchors(ROOT / "docs" / page), name
+
+
+def test_a_value_of_ours_that_changes_what_is_learned_has_its_study_or_a_reason() -> None:
+    for name, (_, metadata) in defaults().items():
+        if metadata["source"].startswith(OURS) and name.split(".")[0] in ("method", "adapt", "distil"):
+            assert provenance()[name].where(metadata["source"]), name
+    assert all(provenance()[f"{OF_RECIPES}.{name}"].where(OURS) for name in own_recipes())
+
+
+def test_show_names_the_study_of_a_default_and_of_a_recipes_own_value() -> None:
+    rows = {row["field"]: row for row in recipe_rows(RECIPES["photos_small"](), [])}
+    page, section = "docs/claims.md", "which-method-for-few-images-contrast-helps-clusters-alone-do-not-lead"
+    assert rows["optim.epochs"]["where"] == "docs/claims.md#longer-runs-in-the-same-time"
+    assert rows["method.regression"]["where"] == f"{page}#{section}"
+    assert rows["adapt.lora_rank"]["where"] == "not measured: no run compared values"
+    changed = {row["field"]: row for row in recipe_rows(RECIPES["photos_small"](), ["optim.epochs=3"])}
+    assert changed["optim.epochs"]["where"] == ""
 
 
 def test_values_of_the_paper_have_its_words_and_these_have_the_value() -> None:

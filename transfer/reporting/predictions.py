@@ -20,9 +20,9 @@ from excb.errors import UserError
 from excb.files import npy
 from excb.inference import accuracy, statistics
 from excb.inference.basis import EFFECTS, HALVES, Basis
-from excb.inference.estimate import LEAST, Estimate
+from excb.inference.estimate import Estimate
 from excb.inference.galleries import GalleryScores
-from excb.inference.halves import DIVISIONS, halved
+from excb.inference.halves import from_bytes, halved_lead, halved_mean
 from excb.inference.paired import Paired, PairedTest, of_figure
 
 from ..task import Task
@@ -203,7 +203,8 @@ class ImageScores(Scored):
         values: [Q] float64 by figure, 0 to 1 where the figure is in percent; NaN of images that do not count. The
             first figure is the main one.
         gallery: [G] float64 by figure, of rankings: the sum of its scores minus what it is without each gallery image.
-        halves: of recall on random halves of queries and gallery, the first minus the second, [P] float64 by figure.
+        halves: scores of the queries in their half of P divisions into halves, [P, Q] by figure, as
+            `inference.halves.as_bytes` has them.
         shared_gallery: whether the gallery holds the queries themselves, in their order.
     """
 
@@ -225,9 +226,10 @@ class ImageScores(Scored):
             _require(bool(effects.isfinite().all()), f"finite effects on {name}")
             fits = not self.shared_gallery or len(effects) == len(self.targets)
             _require(fits, f"an effect of each image on {name}")
-        for name, differences in self.halves.items():
-            fits = name in self.values and differences.dtype == torch.float64 and differences.shape == (DIVISIONS,)
-            _require(fits and bool(self.gallery), f"{DIVISIONS} differences of halves in {name}")
+        for name, stored in self.halves.items():
+            fits = name in self.values and stored.dtype == torch.uint8 and stored.ndim == 2 and len(stored) > 0
+            _require(fits and bool(self.gallery), f"scores on halves in {name}")
+            _require(stored.shape[1] == len(self.targets), f"each image on halves in {name}")
 
     def scores(self) -> dict[str, Tensor]:
         """The scores as they are."""
@@ -269,23 +271,22 @@ class ImageScores(Scored):
     def _gallery_images(self) -> int:
         return len(next(iter(self.gallery.values())))
 
+    def _on_halves(self, figure: str) -> np.ndarray:
+        return from_bytes(self.halves[figure].numpy())
+
     def _over_gallery(self, figure: str) -> Estimate:
         if figure in self.gallery:
             return self._effects(figure).spread()
-        scores = self.values[figure]
-        return self._halved(scores[~scores.isnan()], self.halves[figure])
+        scores = self.values[figure].cpu().numpy()
+        return halved_mean(scores, self._on_halves(figure), gallery=self._gallery_images)
 
     def _lead(self, figure: str, other: "ImageScores", other_figure: str) -> Estimate:
         """The other's figure minus this one."""
         if figure in self.gallery:
             return other._effects(other_figure).lead_over(self._effects(figure))
-        lead = other.values[other_figure] - self.values[figure]
-        return self._halved(lead[~lead.isnan()], other.halves[other_figure] - self.halves[figure])
-
-    def _halved(self, scores: Tensor, differences: Tensor) -> Estimate:
-        if self._gallery_images < 2 * LEAST:
-            return Estimate(float(scores.mean()), float("nan"), 1)
-        return halved(float(scores.mean()), differences.numpy(), scores.cpu().numpy())
+        lead = (other.values[other_figure] - self.values[figure]).cpu().numpy()
+        on_halves = other._on_halves(other_figure) - self._on_halves(figure)
+        return halved_lead(lead, on_halves, gallery=self._gallery_images)
 
     def _effects(self, figure: str) -> GalleryScores:
         return GalleryScores(

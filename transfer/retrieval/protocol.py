@@ -17,15 +17,17 @@ from ..reporting.predictions import ImageScores
 from ..reporting.report import ScoredFiles, make_result
 from ..task import Task
 from .effects import GalleryEffects, Terms, precision_terms, r_precision_terms, recall_terms, score_of
-from .halves import HalvesRecall
+from .halves import HalfScores
 from .options import RetrievalOptions
 from .ranking import relevant_ranks
 
 KS = (1, 5, 10)
 # Each figure's score of a query, by what its relevant images add. The first figure is the main one.
-SMOOTH: dict[str, Terms] = {"retrieval_mAP": precision_terms, "retrieval_R_precision": r_precision_terms}
-RECALLS: dict[str, Terms] = {f"retrieval_recall_at_{k}": recall_terms(k) for k in KS}
-MEASURES = SMOOTH | RECALLS
+SMOOTH: dict[str, Terms] = {"retrieval_mAP": precision_terms}
+STEPPED: dict[str, Terms] = {"retrieval_R_precision": r_precision_terms} | {
+    f"retrieval_recall_at_{k}": recall_terms(k) for k in KS
+}
+MEASURES = SMOOTH | STEPPED
 
 
 def measure(task: Task, options: RetrievalOptions, reporter: Reporter) -> Measurement:
@@ -52,7 +54,7 @@ def measure(task: Task, options: RetrievalOptions, reporter: Reporter) -> Measur
     rows, labels = task.features(images, gallery, reporter)
     first, end = (len(queries) * number // world_size() for number in (rank(), rank() + 1))
     effects = GalleryEffects(len(rows), list(SMOOTH.values()))
-    halves = HalvesRecall(labels.numpy(), targets.numpy(), KS, shared=gallery == "test")
+    halves = HalfScores(labels.numpy(), targets.numpy(), KS, shared=gallery == "test")
     with reporter.progress("ranking", end - first) as bar:
         ranks = all_succeed(
             lambda: relevant_ranks(
@@ -76,11 +78,11 @@ def measure(task: Task, options: RetrievalOptions, reporter: Reporter) -> Measur
         f"no test image has another of its class among the {gallery} images to retrieve",
     )
     on_mean = np.sum(gather_objects(effects.of_mean(all_scores[: len(SMOOTH)].nanmean(1).numpy())), axis=0)
-    merged = HalvesRecall.merged(gather_objects(halves))
+    on_halves = np.concatenate(gather_objects(halves.packed()), axis=2)
     scored = replace(
         ImageScores.of(task, dict(zip(MEASURES, all_scores, strict=True))),
         gallery=dict(zip(SMOOTH, torch.from_numpy(on_mean.round(9)), strict=True)),  # sums round with the processes
-        halves=dict(zip(RECALLS, torch.from_numpy(merged.differences().round(9)), strict=True)),
+        halves=dict(zip(STEPPED, torch.from_numpy(on_halves), strict=True)),
         shared_gallery=gallery == "test",
     )
     those = f"{without} of {plural(len(queries), 'test image')}"

@@ -14,7 +14,7 @@ from excb.neighbours.tiling import spans
 from excb.neighbours.unit_rows import UnitRows
 
 from .effects import GalleryEffects
-from .halves import HalvesRecall
+from .halves import HalfScores
 
 _BLOCK = 2**23  # most similarities of a block of queries: 64 MiB, and three times as much to sort them
 _TILE = 2**21  # most elements of a tile of the gallery, and of its similarities
@@ -29,7 +29,7 @@ def relevant_ranks(
     *,
     device: torch.device,
     effects: GalleryEffects | None = None,
-    halves: HalvesRecall | None = None,
+    halves: HalfScores | None = None,
     first: int = 0,
     progress: Callable[[int], None] = lambda _queries: None,
 ) -> list[np.ndarray]:
@@ -46,7 +46,7 @@ def relevant_ranks(
         own: [Q] rows of the gallery that are the queries themselves, and are left out of their rankings.
         device: where to compute.
         effects: counts what each gallery image does to the scores.
-        halves: counts recall on halves.
+        halves: scores queries on halves.
         first: number of the first of the queries, for `halves`.
         progress: called with the number of queries that are done.
 
@@ -69,7 +69,8 @@ def relevant_ranks(
             for images, row in zip(order.cpu().numpy(), relevant.cpu().numpy(), strict=True):
                 effects.add(images, row)
         if halves is not None:
-            near, there = (each[:, : halves.nearest].cpu().numpy() for each in (order, relevant))
+            wanted = halves.nearest(slice(first + block.start, first + block.stop))
+            near, there = (each[:, :wanted].cpu().numpy() for each in (order, relevant))
             halves.add(first + block.start, near, there)
         progress(len(similarities))
     return ranks

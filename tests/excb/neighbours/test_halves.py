@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from excb.inference.halves import divisions, halved
+from excb.inference.halves import divisions, halved_mean
 from excb.neighbours.halves import enough_neighbours, retrieval_on_halves, vote_on_halves
 from excb.neighbours.knn import vote
 from excb.neighbours.nearest import nearest
@@ -22,21 +22,17 @@ def hits(rows: torch.Tensor, labels: torch.Tensor, k: int) -> np.ndarray:
     return np.asarray((votes[k, 0.07].top1 == labels).double())
 
 
-def leave_one_out(rows: torch.Tensor, labels: torch.Tensor, k: int) -> float:
-    return float(hits(rows, labels, k).mean())
-
-
-def differences(rows: torch.Tensor, labels: torch.Tensor, k: int) -> np.ndarray:
+def on_halves(rows: torch.Tensor, labels: torch.Tensor, k: int) -> np.ndarray:
     neighbours = nearest(rows, rows, enough_neighbours(k, len(rows)), exclude_self=True)
     return vote_on_halves(neighbours, labels, k=k, temperature=0.07, classes=5)
 
 
 def test_votes_on_halves_are_those_of_each_half_alone() -> None:
     rows, labels = drawn(70, np.random.default_rng(0))
-    found = differences(rows, labels, 3)
-    for half, value in zip(divisions(70)[:20], found, strict=False):
-        first, second = (leave_one_out(rows[own], labels[own], 3) for own in map(torch.from_numpy, (half, ~half)))
-        assert value == pytest.approx(first - second)
+    found = on_halves(rows, labels, 3)
+    for half, right in zip(divisions(70)[:20], found, strict=False):
+        for own in map(torch.from_numpy, (half, ~half)):
+            assert np.array_equal(right[own.numpy()], hits(rows[own], labels[own], 3).astype(bool))
 
 
 def test_retrieval_on_halves_is_that_of_each_half_alone() -> None:
@@ -44,12 +40,10 @@ def test_retrieval_on_halves_is_that_of_each_half_alone() -> None:
     rows, _ = drawn(64, random)
     views = rows + 1.0 * torch.from_numpy(random.standard_normal(rows.shape))
     found = retrieval_on_halves(nearest(rows, views, 64).indices)
-    for half, value in zip(divisions(64)[:20], found, strict=False):
-        shares = []
+    for half, right in zip(divisions(64)[:20], found, strict=False):
         for own in map(torch.from_numpy, (half, ~half)):
-            hits = nearest(rows[own], views[own], 1).indices[:, 0] == torch.arange(int(own.sum()))
-            shares.append(float(hits.double().mean()))
-        assert value == pytest.approx(shares[0] - shares[1])
+            alone = nearest(rows[own], views[own], 1).indices[:, 0] == torch.arange(int(own.sum()))
+            assert np.array_equal(right[own.numpy()], alone.numpy())
 
 
 def test_the_error_is_that_of_repetitions() -> None:
@@ -58,5 +52,5 @@ def test_the_error_is_that_of_repetitions() -> None:
         rows, labels = drawn(80, random)
         right = hits(rows, labels, 3)
         values.append(float(right.mean()))
-        errors.append(halved(values[-1], differences(rows, labels, 3), right).error)
+        errors.append(halved_mean(right, on_halves(rows, labels, 3)).error)
     assert np.mean(errors) == pytest.approx(float(np.std(values, ddof=1)), rel=0.4)

@@ -195,6 +195,8 @@ def test_the_verdict_says_what_became_of_the_source(finished: Path) -> None:
     gain, contents = verdict.gains["target"], report(finished)
     assert gain.start == pytest.approx(contents["start"]["target_knn_top1"])
     assert gain.now == pytest.approx(contents["best"]["target_knn_top1"])
+    assert gain.low is not None
+    assert gain.high is not None
     assert gain.low <= gain.lead <= gain.high
     assert gain.measured_on == f"12 images of {gain.measured_on.rpartition(' ')[2]}"
 

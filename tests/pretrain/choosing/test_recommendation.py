@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from excb.inference.halves import DIVISIONS
+from excb.inference.halves import how_many
 from excb.pretrain.choosing.recommendation import recommend
 from excb.pretrain.choosing.trials import Experiment, Kind, Trial
 from excb.pretrain.run.monitor import NetworkFigures
@@ -19,9 +19,9 @@ def trial(name: str, kind: Kind, percent: float, cost: NetworkCost | None = None
     random = np.random.default_rng([*name.encode()])
     hits = np.zeros(IMAGES, bool)
     hits[random.permutation(IMAGES)[: round(percent * IMAGES / 100)]] = True
-    halves = random.normal(0, np.sqrt(hits.var() * 4 / IMAGES), DIVISIONS)
     figures = {"knn_top1": 100 * float(hits.mean())}
-    reading = NetworkFigures(figures, "knn_top1", torch.from_numpy(hits), torch.from_numpy(halves))
+    halves = torch.from_numpy(hits).repeat(how_many(IMAGES), 1)  # of queries that share no neighbours
+    reading = NetworkFigures(figures, "knn_top1", torch.from_numpy(hits), halves)
     return Trial(name, kind, reading, 1.0, cost=cost, base=base)
 
 

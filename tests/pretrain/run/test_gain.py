@@ -20,7 +20,23 @@ def gain(gained: int, lost: int, *, tries: int = 1) -> Gain:
 
 
 def test_a_handful_of_lucky_images_is_no_proof() -> None:
-    assert gain(3, 0).low < 0 < gain(12, 0).low
+    assert not gain(3, 0).risen
+    assert gain(12, 0).risen
+    assert gain(0, 12).fallen
+    assert not gain(0, 3).fallen
+
+
+@pytest.mark.parametrize(("images", "known"), [(59, False), (60, True)])
+def test_of_few_images_that_are_each_others_neighbours_there_is_no_interval(images: int, known: bool) -> None:
+    before, after = torch.zeros(images).bool(), torch.ones(images).bool()
+    halves = (before.repeat(100, 1), after.repeat(100, 1))
+    one = Gain.between(before, after, figure="k-NN top-1", measured_on="images", halves=halves)
+    assert one.risen == known
+    assert one.interval().startswith("95 %" if known else "fewer than 60 images")
+    assert Gain.from_dict(json.loads(json.dumps(one.to_dict()))) == one
+    better, summary = Adapted({TARGET: one}, 5, 50, 8).judge()
+    assert better is (True if known else None)
+    assert ("may be chance" in summary) == (not known)
 
 
 @pytest.mark.parametrize(
