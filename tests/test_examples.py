@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from excb.images import photographs
-from excb.results.result import Result
+from excb.results.result import ResultRecord
 from excb.transfer.cli import main
 from tests import forked
 from tests.clone import ROOT
@@ -53,7 +53,7 @@ def test_a_set_of_copies(photos: Path, tmp_path: Path) -> None:
     out = tmp_path / "out" / "copies.json"
     words = ["instances", "--ckpt", "conv4_photos", "--data", tmp_path / "copies", "--out", out, "--device", "cpu"]
     assert main([*map(str, words), "--no-cache", "--workers", "0", "--json", "--quiet"]) == 0
-    result = Result.read(out)
+    result = ResultRecord.read(out)
     assert set(result.per_class["copies_mAP"]) == {"crop", "flip", "jpeg", "strong"}
     assert result.figures["copies_mAP"] > 20
 

@@ -24,10 +24,6 @@ class Interface(NamedTuple):
 
 
 INTERFACES = {
-    "Result": Interface(
-        "`excb.Result` is what users hold of the record that commands write",
-        ("transfer/evaluate.py", "excb/results/result.py"),
-    ),
     "add_options": Interface("a command states its options: `excb.cli.Command`", ("*/commands/*.py",)),
     "assign": Interface(
         "the loss and what computes it, as equations or in streams",

@@ -30,7 +30,7 @@ from excb.networks.rules import preprocessing_from
 from excb.pretrain.loop import run_training
 from excb.pretrain.overrides import from_dict
 from excb.pretrain.train import changed_recipe
-from excb.results.result import Result as Record
+from excb.results.result import ResultRecord
 from excb.transfer.task import require_colours
 from excb.zoo.export import export
 from tests.clone import ROOT
@@ -227,7 +227,7 @@ def test_evaluation_sees_it_and_says_it(run: Path, seen: Seen, tmp_path: Path, p
     result = excb.evaluate(run, protocol, data=str(run.parent / "data"), **QUICK)
     assert seen.count() == 32
     result.save(tmp_path / "result.json")
-    assert Record.read(tmp_path / "result.json").checkpoint["preprocessing"] == RECORD.to_dict()
+    assert ResultRecord.read(tmp_path / "result.json").checkpoint["preprocessing"] == RECORD.to_dict()
 
 
 def test_embeddings_and_queries_see_it_and_say_it(run: Path, seen: Seen, tmp_path: Path) -> None:

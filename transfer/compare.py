@@ -9,7 +9,7 @@ from excb.console import Reporter, plural
 from excb.errors import UserError, nearest_name
 from excb.inference.paired import Paired, PairedTest
 from excb.inference.tiers import LEVEL
-from excb.results.result import Result
+from excb.results.result import ResultRecord
 
 from . import protocols
 from .protocol import Fields
@@ -21,13 +21,13 @@ class Side(NamedTuple):
     """One of two results."""
 
     name: str  # its file, or what else to call it
-    result: Result
+    result: ResultRecord
     scored: Paired
 
     @classmethod
     def of(cls, file: Path) -> "Side":
         """A result's FILE.json, with its predictions beside it. Raises UserError if it cannot be read."""
-        result = Result.read(file)
+        result = ResultRecord.read(file)
         protocol = protocols.protocol_of_result(result.protocol)
         if protocol is not None and protocol.read_paired is not None:
             return cls(str(file), result, protocol.read_paired(file))
@@ -106,7 +106,7 @@ def _check_same_images(first: Side, second: Side) -> None:
     a.require_same_truth(b, first.name, second.name)
 
 
-def _differences(a: Result, b: Result, pairs: Sequence[tuple[str, str]]) -> list[str]:
+def _differences(a: ResultRecord, b: ResultRecord, pairs: Sequence[tuple[str, str]]) -> list[str]:
     """The differences that make the figures answers to unlike questions."""
     warnings = []
     unlike = dict.fromkeys(
@@ -130,12 +130,12 @@ def _differences(a: Result, b: Result, pairs: Sequence[tuple[str, str]]) -> list
     ]
 
 
-def _of_one_ledger(a: Result, b: Result) -> list[str]:
+def _of_one_ledger(a: ResultRecord, b: ResultRecord) -> list[str]:
     """Lines of what was left out or doubted in both, or in one of them."""
     return _of_both([result.ledger_lines for result in (a, b)])
 
 
-def _qualifying(a: Result, b: Result) -> list[str]:
+def _qualifying(a: ResultRecord, b: ResultRecord) -> list[str]:
     """The notes of both results, or of one of them: few labels, a head that failed, references, chance."""
     return _of_both([result.notes for result in (a, b)])
 
@@ -152,7 +152,7 @@ def _of_both(lines: Sequence[Sequence[str]]) -> list[str]:
     return both + only
 
 
-def _fields(result: Result, figure: str) -> Fields:
+def _fields(result: ResultRecord, figure: str) -> Fields:
     """The settings of a result that define its figure; the leaderboard ranks within equal ones."""
     settings = json.loads(json.dumps(result.settings))
     protocol, kind = protocols.protocol_of_result(result.protocol), protocols.kind_of(figure)

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from excb.inference.paired import Paired, PerImage
-    from excb.results.result import Result as Record
+    from excb.results.result import ResultRecord
 
 
 @dataclass(frozen=True, repr=False)
@@ -30,9 +30,9 @@ class Result:
         scored: what the protocol said of every test image; None where it says nothing of single images.
     """
 
-    record: "Record"
+    record: "ResultRecord"
     scored: "Paired | PerImage | None" = None
-    write: "Callable[[Record, Path], list[Path]] | None" = field(default=None, compare=False)
+    write: "Callable[[ResultRecord, Path], list[Path]] | None" = field(default=None, compare=False)
 
     @property
     def figures(self) -> dict[str, float]:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from excb.images.image_set import Images
     from excb.inference.paired import Paired
     from excb.networks.features import Kind
-    from excb.results.result import Result
+    from excb.results.result import ResultRecord
 
     from .published.claim import ClaimImages
     from .task import Task
@@ -87,12 +87,12 @@ class Measurement:
             call it.
     """
 
-    result: "Result"
+    result: "ResultRecord"
     scored: Any
     show: "Callable[[Reporter], None]"
-    write: "Callable[[Result, Path], list[Path]]"
+    write: "Callable[[ResultRecord, Path], list[Path]]"
 
-    def with_result(self, result: "Result") -> "Measurement":
+    def with_result(self, result: "ResultRecord") -> "Measurement":
         """The same with another record, such as one with references."""
         return replace(self, result=result)
 
@@ -198,8 +198,8 @@ class Protocol:
     result_fields: Callable[[Fields, FigureKind], Fields] = lambda settings, _kind: settings
     claim_fields: Callable[[Fields, FigureKind], Fields] = lambda options, _kind: options
     read_paired: "Callable[[Path], Paired] | None" = None
-    label: "Callable[[Result], str]" = lambda result: result.protocol
-    objection: "Callable[[Result], str]" = lambda _result: ""
+    label: "Callable[[ResultRecord], str]" = lambda result: result.protocol
+    objection: "Callable[[ResultRecord], str]" = lambda _result: ""
     missing: Callable[[Any], str] = lambda _options: ""
     in_suite: InSuite | None = None
     group: str = ""

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     import torch
 
     from excb.images.image_set import Images
-    from excb.results.result import Result
+    from excb.results.result import ResultRecord
 
     from .task import Task
 
@@ -110,7 +110,7 @@ class Evaluation:
         return 0
 
 
-def with_clipped(result: "Result", sets: "Mapping[str, Images]") -> "Result":
+def with_clipped(result: "ResultRecord", sets: "Mapping[str, Images]") -> "ResultRecord":
     """A result that counts the images with values outside the range, of all ranks; all ranks call this."""
     from excb.images.image_set import clipped_ledger, share_clipped
     from excb.ledger import NOTHING

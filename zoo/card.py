@@ -18,7 +18,7 @@ from excb.hub.lineage import is_distilled, labels_behind
 from excb.ledger import Ledger
 from excb.networks.architecture import RGB, TORCHVISION
 from excb.networks.preprocessing import Preprocessing
-from excb.results.result import Result, folder_name
+from excb.results.result import ResultRecord, folder_name
 from excb.settings import MethodSettings
 
 from . import teachers
@@ -43,7 +43,7 @@ _CITATION = """\
 ```"""
 
 
-def card(source: Checkpoint | Path, results: Sequence[Result]) -> str:
+def card(source: Checkpoint | Path, results: Sequence[ResultRecord]) -> str:
     """The model card of a checkpoint: what its files record and what was measured on it.
 
     Args:
@@ -114,7 +114,7 @@ def _task_of(figure: str) -> str:
     return next((task for names, task in _TASKS.items() if figure.startswith(names)), "image-classification")
 
 
-def _header(checkpoint: Checkpoint, facts: dict[str, Any], results: Sequence[Result]) -> str:
+def _header(checkpoint: Checkpoint, facts: dict[str, Any], results: Sequence[ResultRecord]) -> str:
     from huggingface_hub import EvalResult, ModelCardData
 
     measured = []
@@ -228,7 +228,7 @@ def _recipe_values(recipe: dict[str, Any]) -> Iterator[tuple[str, Any]]:
                 yield f"{section}.{name}", value
 
 
-def _results(results: Sequence[Result]) -> list[str]:
+def _results(results: Sequence[ResultRecord]) -> list[str]:
     if not results:
         return ["None yet."]
     rows = [
@@ -248,7 +248,7 @@ def _results(results: Sequence[Result]) -> list[str]:
     return [markdown_table(head, rows), *map(_protocol, results)]
 
 
-def _protocol(result: Result) -> str:
+def _protocol(result: ResultRecord) -> str:
     described = [
         (
             f"{part} images",
@@ -263,6 +263,6 @@ def _protocol(result: Result) -> str:
     return f"### {cell(result.protocol)} {result.protocol_hash}\n\n{bullets(values)}"
 
 
-def _images_of(result: Result, part: str) -> dict[str, Any]:
+def _images_of(result: ResultRecord, part: str) -> dict[str, Any]:
     images = result.data.get(part)
     return images if isinstance(images, dict) else {}

@@ -3,12 +3,12 @@
 import re
 
 from excb.files.markdown import line
-from excb.results.result import Result
+from excb.results.result import ResultRecord
 
 _ON_THE_HUB = re.compile(r"hf:([A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)")
 
 
-def eval_results(result: Result, *, repo: str | None = None) -> str | None:
+def eval_results(result: ResultRecord, *, repo: str | None = None) -> str | None:
     """The YAML file of a result's figures, one entry each; None of images that are not a data set of the hub.
 
     The hub shows an entry on the model's page, and in the leaderboard of its data set if that is a benchmark with a

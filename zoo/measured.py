@@ -8,18 +8,18 @@ from torch import Tensor
 
 from excb.errors import UserError
 from excb.networks.backbone import weights_hash
-from excb.results.result import Result
+from excb.results.result import ResultRecord
 
 
-def results_by_file(tensors: Mapping[str, Tensor], files: Sequence[Path]) -> dict[str, Result]:
+def results_by_file(tensors: Mapping[str, Tensor], files: Sequence[Path]) -> dict[str, ResultRecord]:
     """Results by the name of their file, without the machine's paths.
 
     Raises:
         UserError: one cannot be read, or was measured on other weights.
     """
-    results, ours = dict[str, Result](), weights_hash(tensors)
+    results, ours = dict[str, ResultRecord](), weights_hash(tensors)
     for file in files:
-        result = Result.read(file)
+        result = ResultRecord.read(file)
         theirs = result.checkpoint.get("weights_sha256")
         if theirs != ours:
             raise UserError(

@@ -17,7 +17,7 @@ from excb.hub import loading, selftest
 from excb.hub.backbone import Backbone
 from excb.hub.catalogue import Checkpoint, Figure, measured_on, method_of
 from excb.remote.home import home, recorded
-from excb.results.result import Result, folder_name
+from excb.results.result import ResultRecord, folder_name
 
 from .card import card
 from .eval_results import eval_results
@@ -178,7 +178,7 @@ def _prove(name: str, folder: Path, backbone: Backbone, source: Path) -> None:
 def _entry(
     row: Checkpoint | None,
     backbone: Backbone,
-    results: Mapping[str, Result],
+    results: Mapping[str, ResultRecord],
     *,
     name: str,
     licence: str,
@@ -219,7 +219,7 @@ def _entry(
     )
 
 
-def _images(result: Result) -> str:
+def _images(result: ResultRecord) -> str:
     """The usual name of the test images; for a folder with train/ and test/, the folder's own."""
     root = line(folder_name(str(result.data.get("test", {}).get("root", ""))))
     above, _, last = root.rpartition("/")
@@ -229,7 +229,7 @@ def _images(result: Result) -> str:
 def _describe(
     folder: Path,
     entry: Checkpoint,
-    results: Mapping[str, Result],
+    results: Mapping[str, ResultRecord],
     untested: str | None,
     *,
     repo: str | None,

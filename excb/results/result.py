@@ -45,7 +45,7 @@ def interval_text(ends: tuple[float, float] | None) -> str:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Result:
+class ResultRecord:
     """One evaluation's figures."""
 
     protocol: str  # name of the protocol, such as "knn"
@@ -97,7 +97,7 @@ class Result:
         values = {name: value for name, value in values.items() if name not in _LATER or value}
         return json.dumps(values | {"protocol_hash": self.protocol_hash}, indent=2, allow_nan=False)
 
-    def without_paths(self) -> "Result":
+    def without_paths(self) -> "ResultRecord":
         """The same figures without the folders of the machine, for others to read."""
         data = {
             part: value | {"root": folder_name(str(value["root"]))}
@@ -109,7 +109,7 @@ class Result:
         return replace(self, data=data, checkpoint=self.checkpoint | {"source": source})
 
     @classmethod
-    def read(cls, file: Path) -> "Result":
+    def read(cls, file: Path) -> "ResultRecord":
         """The result in a file that `excb-eval --out` wrote.
 
         Raises:
@@ -121,7 +121,7 @@ class Result:
             raise UserError(f"cannot read the result {file}: {error}") from None
 
     @classmethod
-    def from_json(cls, text: str, *, source: str = "this text") -> "Result":
+    def from_json(cls, text: str, *, source: str = "this text") -> "ResultRecord":
         """The result that `to_json` wrote.
 
         Args:

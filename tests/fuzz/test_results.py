@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from excb.features.cache import FOLDER, META, FeatureStore, entries, remove
 from excb.inference.accuracy import accuracy_interval
 from excb.pretrain.__main__ import main as pretrain
-from excb.results.result import Result
+from excb.results.result import ResultRecord
 from excb.transfer.cli import main as transfer
 from excb.transfer.leaderboard.submission import check_result, submit
 from excb.transfer.reporting.predictions import Predictions
@@ -79,7 +79,7 @@ def test_results(guard: Guard, text: bytes, name: str) -> None:
     file = folder / name
     file.write_bytes(text)
     (folder / "mine.npz").write_bytes(sound()[1])
-    guard.run(lambda: Result.from_json(text.decode(errors="replace")))
+    guard.run(lambda: ResultRecord.from_json(text.decode(errors="replace")))
     guard.run(lambda: check_result(file))
     guard.run(lambda: submit(file, guard.folder / "board" / "results"))
     board = str(guard.folder / "board")

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from excb.results.result import Result
+from excb.results.result import ResultRecord
 from excb.transfer.probes.recipes import PROTOCOLS
 
 IMAGENET = {"classes": 1000, "train": 1_281_167, "test": 50_000}
@@ -25,13 +25,13 @@ def result(
     train: str = "train",
     test: str = "test",
     **checkpoint: Any,
-) -> Result:
+) -> ResultRecord:
     """A result; by default of k-NN with k 20 on images that no registry knows."""
     numbers = data or {"classes": 3, "train": 9, "test": 6}
     if settings is None:
         settings = {"k": [20], "temperature": [0.07], "similarity": "cosine", "vote": "exp(s / T)"}
         settings["top5"] = "classes with a vote"
-    return Result(
+    return ResultRecord(
         protocol=protocol,
         figures=figures,
         settings=settings,
@@ -57,7 +57,7 @@ def result(
     )
 
 
-def linear(name: str, top1: float, *, plan: str = "resnet", **changes: Any) -> Result:
+def linear(name: str, top1: float, *, plan: str = "resnet", **changes: Any) -> ResultRecord:
     """A result of a linear protocol on ImageNet: one head."""
     settings = PROTOCOLS[plan].settings() | {"chosen": {"lr": 0.3}, "seed": 0}
     settings |= changes.pop("settings", {})
@@ -65,7 +65,7 @@ def linear(name: str, top1: float, *, plan: str = "resnet", **changes: Any) -> R
     return result({"linear_top1": top1, "linear_top5": 90.0}, **given)
 
 
-def write(folder: Path, name: str, found: Result) -> Path:
+def write(folder: Path, name: str, found: ResultRecord) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     file = folder / name
     file.write_text(found.to_json() + "\n", encoding="utf-8")

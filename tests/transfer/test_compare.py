@@ -14,7 +14,7 @@ from scipy.stats import binom, binomtest
 from excb.console import Reporter
 from excb.errors import UserError
 from excb.ledger import doubt
-from excb.results.result import Result
+from excb.results.result import ResultRecord
 from excb.transfer.compare import compare_results
 from excb.transfer.reporting.predictions import Predictions
 from excb.transfer.reporting.report import write_result
@@ -60,7 +60,7 @@ def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Make:
             "data": {"train": {"fingerprint": "f"}},
             "seconds": 1.0,
         }
-        return write_result(Result(**given | values), found, tmp_path / name)[0]
+        return write_result(ResultRecord(**given | values), found, tmp_path / name)[0]
 
     return make_file
 

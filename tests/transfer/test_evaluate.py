@@ -18,7 +18,7 @@ import excb
 from excb.console import Reporter
 from excb.errors import UserError
 from excb.networks.preprocessing import Preprocessing
-from excb.results.result import Result as Record
+from excb.results.result import ResultRecord
 from excb.transfer.cli import main
 from excb.transfer.task import Task
 from tests.forked import launch
@@ -40,12 +40,12 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return place
 
 
-def by_command(place: Path, protocol: str, *words: str) -> Record:
+def by_command(place: Path, protocol: str, *words: str) -> ResultRecord:
     """The result that the command line writes."""
     file = place / f"{protocol}.json"
     options = ["--ckpt", str(place / "run"), "--data", str(place / "data"), "--workers", "0", "--batch-size", "8"]
     assert main([protocol, *options, "--out", str(file), "--quiet", "--json", *words]) == 0
-    return Record.read(file)
+    return ResultRecord.read(file)
 
 
 def prepare(image: Image.Image) -> Tensor:
@@ -167,7 +167,7 @@ def test_a_saved_result_is_the_commands_and_compares_and_ranks(place: Path, tmp_
     second = excb.evaluate(place / "other", "knn", data=place / "data", k=[3], **QUICK)
     files = first.save(tmp_path / "a.json")
     assert [file.name for file in files] == ["a.json", "a.npz", "a.confusion.png"]
-    assert Record.read(files[0]).figures == first.figures
+    assert ResultRecord.read(files[0]).figures == first.figures
     second.save(tmp_path / "b.json")
     in_memory, on_disk = excb.compare(first, second), excb.compare(tmp_path / "a.json", str(tmp_path / "b.json"))
     assert in_memory["figures"] == on_disk["figures"]
@@ -281,7 +281,7 @@ def test_what_was_left_out_or_doubted_stays_with_the_result(place: Path, tmp_pat
     ]
     assert "left out of train: 1 .mp4" in repr(result)
     file, *_ = result.save(tmp_path / "result.json")
-    assert Record.read(file).ledger == result.record.ledger
+    assert ResultRecord.read(file).ledger == result.record.ledger
 
 
 @pytest.mark.parametrize(

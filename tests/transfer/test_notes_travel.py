@@ -15,7 +15,7 @@ import torch
 from excb.console import Reporter
 from excb.hub.catalogue import checkpoints
 from excb.ledger import doubt
-from excb.results.result import Result
+from excb.results.result import ResultRecord
 from excb.transfer.compare import Side, compare_results
 from excb.transfer.evaluate import Result as Evaluated
 from excb.transfer.every.comparison import EvaluatedCheckpoint, side_by_side
@@ -42,7 +42,7 @@ QUALIFIERS = {  # by kind: how it is called in the result
 LEDGER = doubt("images that occur twice", ["cat-1.jpg"], "figures may be too high", of="train")
 
 
-def qualified() -> Result:
+def qualified() -> ResultRecord:
     return replace(result({"knn_top1_k20": 50.0}), notes=list(QUALIFIERS.values()), ledger=LEDGER)
 
 
@@ -51,37 +51,37 @@ def scored() -> Predictions:
     return Predictions(torch.zeros(2, dtype=torch.int64), ["a", "b"], ("cat", "dog"), {"knn_{}_k20": guesses})
 
 
-def step_of(found: Result) -> StepOutcome:
+def step_of(found: ResultRecord) -> StepOutcome:
     return StepOutcome(PlannedStep("knn", "k-NN", ["knn"]), Path("absent/knn.json"), found)
 
 
-def in_report(found: Result) -> str:
+def in_report(found: ResultRecord) -> str:
     return render_report([step_of(found)])
 
 
-def in_card(found: Result) -> str:
+def in_card(found: ResultRecord) -> str:
     return card(next(iter(checkpoints())), [found])
 
 
-def in_comparison(found: Result) -> str:
+def in_comparison(found: ResultRecord) -> str:
     other = replace(found, notes=[], ledger=type(LEDGER)())
     first, second = Side("a.json", found, scored()), Side("b.json", other, scored())
     compared = compare_results(first, second, Reporter(quiet=True), table=False)
     return "\n".join([*compared["notes"], *compared["warnings"]])
 
 
-def _evaluated(name: str, found: Result) -> EvaluatedCheckpoint:
+def _evaluated(name: str, found: ResultRecord) -> EvaluatedCheckpoint:
     return EvaluatedCheckpoint(name, name, "resnet50", {}, Cost(1, None, 1.0, "CPU"), {"knn": found}, {})
 
 
-def in_tables_of_all(found: Result) -> str:
+def in_tables_of_all(found: ResultRecord) -> str:
     other = replace(found, notes=[], ledger=type(LEDGER)())
     made = side_by_side([_evaluated("a", found), _evaluated("b", other)])
     sheet = made.sheet("report.html")
     return "\n".join([sheet_as_markdown(sheet), sheet_as_page(sheet), json.dumps(made.to_dict(), ensure_ascii=False)])
 
 
-def in_tables_of_sets(found: Result, folder: Path) -> dict[str, str]:
+def in_tables_of_sets(found: ResultRecord, folder: Path) -> dict[str, str]:
     one = HeadFigures("a", False, {"birds": 50.0}, {}, {})
     notes = notes_of({"a": [step_of(found)]})
     _, files = write_tables([head_table("knn", "k-NN", [one], ["birds"])], {"birds": "top-1"}, {}, folder, notes=notes)
@@ -89,7 +89,7 @@ def in_tables_of_sets(found: Result, folder: Path) -> dict[str, str]:
     return {".md": shown[".md"], ".html": shown[".html"], ".json": "\n".join(json.loads(shown[".json"])["notes"])}
 
 
-def in_board(form: str, found: Result) -> str:
+def in_board(form: str, found: ResultRecord) -> str:
     board = making.make([found])
     own = [each for each in board.boards if any(row.weights for group in each.groups for row in group.rows)]
     table = csv.DictReader(io.StringIO(boards_as_csv(own)))
@@ -109,8 +109,8 @@ def plain(text: str) -> str:
     return " ".join(text.split())
 
 
-PLACES: dict[str, Callable[[Result], str]] = {
-    "file": lambda found: "\n".join(Result.from_json(found.to_json()).remarks),
+PLACES: dict[str, Callable[[ResultRecord], str]] = {
+    "file": lambda found: "\n".join(ResultRecord.from_json(found.to_json()).remarks),
     "Python": lambda found: repr(Evaluated(found)),
     "notebook": lambda found: Evaluated(found)._repr_html_(),
     "report": in_report,
@@ -148,5 +148,5 @@ def test_compare_names_the_side_that_a_note_is_of() -> None:
 
 def test_a_result_says_what_its_intervals_are_over() -> None:
     found = replace(result({"a": 1.0}), inference={"a": {"unit": "image", "method": "Wilson"}})
-    assert Result.from_json(found.to_json()) == found
+    assert ResultRecord.from_json(found.to_json()) == found
     assert "inference" not in json.loads(result({"a": 1.0}).to_json())

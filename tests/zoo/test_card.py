@@ -16,7 +16,7 @@ from excb.ledger import Ledger, LedgerEntry, doubt
 from excb.networks.architecture import Architecture
 from excb.networks.backbone import feature_width
 from excb.networks.preprocessing import Preprocessing
-from excb.results.result import Result, folder_name
+from excb.results.result import ResultRecord, folder_name
 from excb.zoo.card import card
 from tests.clone import ROOT
 from tests.run_files import TINY_RESNET, tiny_recipe
@@ -33,7 +33,7 @@ ROW = Checkpoint(
 HOSTILE = 'x | y\n---\n<script>alert(1)</script> `code` [link](https://a.example) *b* \\ "q" # h \x1b[31m \u202e: {'
 
 
-def result(**changes: Any) -> Result:
+def result(**changes: Any) -> ResultRecord:
     values: dict[str, Any] = {
         "protocol": "knn",
         "figures": {"knn_top1_k20": 57.3125, "knn_top5_k20": 81.0},
@@ -51,7 +51,7 @@ def result(**changes: Any) -> Result:
         "created": "2026-11-21T10:00:00+00:00",
         "environment": {"excb": "0.1.0", "torch": "2.15", "device": "x86_64 CPU", "cores": 2},
     }
-    return Result(**values | changes)
+    return ResultRecord(**values | changes)
 
 
 def folder(tmp_path: Path, **facts: Any) -> Path:

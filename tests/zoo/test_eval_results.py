@@ -6,11 +6,11 @@ import pytest
 import yaml  # type: ignore[import-untyped]
 from huggingface_hub import EvalResultEntry, parse_eval_result_entries
 
-from excb.results.result import Result
+from excb.results.result import ResultRecord
 from excb.zoo.eval_results import eval_results
 
 
-def result(root: str, **changes: Any) -> Result:
+def result(root: str, **changes: Any) -> ResultRecord:
     values: dict[str, Any] = {
         "protocol": "knn",
         "figures": {"knn_top1_k20": 57.3125, "knn_top5_k20": 81.0},
@@ -20,7 +20,7 @@ def result(root: str, **changes: Any) -> Result:
         "seconds": 36.0,
         "created": "2026-11-21T10:00:00+00:00",
     }
-    return Result(**values | changes)
+    return ResultRecord(**values | changes)
 
 
 def entries(text: str | None) -> list[EvalResultEntry]:

@@ -22,7 +22,7 @@ from excb.hub import catalogue, selftest
 from excb.hub.catalogue import Checkpoint
 from excb.networks.architecture import Architecture
 from excb.networks.backbone import feature_width, weights_hash
-from excb.results.result import Result
+from excb.results.result import ResultRecord
 from excb.zoo import push as module
 from excb.zoo.push import package, push
 from tests.run_files import TINY_RESNET, features, pictures, tiny_recipe, write_run
@@ -85,7 +85,7 @@ def result_file(run: Path, file: Path, **changes: Any) -> Path:
         "seconds": 36.0,
     }
     file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_text(Result(**values | changes).to_json(), encoding="utf-8")
+    file.write_text(ResultRecord(**values | changes).to_json(), encoding="utf-8")
     return file
 
 
@@ -119,9 +119,9 @@ def test_everything_is_uploaded_at_once(run: Path, uploads: list[dict[str, Any]]
     assert {"teacher.centroids.weight", "student.predictor.0.weight"} <= set(heads)
     assert not any(".backbone." in name for name in heads)
     text = (folder / "results" / "k-NN-on-mine.json").read_text(encoding="utf-8")
-    sent = Result.from_json(text)
+    sent = ResultRecord.from_json(text)
     assert sent == replace(
-        Result.from_json(result.read_text(encoding="utf-8")), data=sent.data, checkpoint=sent.checkpoint
+        ResultRecord.from_json(result.read_text(encoding="utf-8")), data=sent.data, checkpoint=sent.checkpoint
     )
     assert "someone" not in text
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from excb.errors import UserError
 from excb.images.image_set import Images
-from excb.results.result import Result
+from excb.results.result import ResultRecord
 
 from .assignment import ClusterAssignment
 
@@ -97,7 +97,7 @@ def to_parquet(assignment: ClusterAssignment, images: Images) -> bytes:
     return buffer.getvalue()
 
 
-def read_sizes(folder: Path) -> tuple[Result, np.ndarray]:
+def read_sizes(folder: Path) -> tuple[ResultRecord, np.ndarray]:
     """The result in a folder that `excb-eval clusters` wrote, and its cluster sizes [K].
 
     Raises:
@@ -105,7 +105,7 @@ def read_sizes(folder: Path) -> tuple[Result, np.ndarray]:
     """
     file = folder / RESULT if folder.is_dir() else folder
     try:
-        result = Result.from_json(file.read_text(encoding="utf-8"), source=str(file))
+        result = ResultRecord.from_json(file.read_text(encoding="utf-8"), source=str(file))
         if result.protocol != "clusters":
             raise UserError(f"{file} is of protocol {result.protocol}: name a folder of `excb-eval clusters --out`")
         table = file.with_name(result.predictions["file"])

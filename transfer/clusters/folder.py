@@ -9,7 +9,7 @@ from excb.console import Reporter, plural
 from excb.distributed.collectives import run_on_rank0
 from excb.files.atomic import write_bytes, write_text
 from excb.images.image_set import Images
-from excb.results.result import Result
+from excb.results.result import ResultRecord
 
 from . import atlas, drawing, exemplars, files
 from .assignment import CentroidNeighbours, ClusterAssignment
@@ -31,7 +31,7 @@ class ClusterFiles:
         """The cluster of every image."""
         return files.Assigned(self.assignment, self.images)
 
-    def __call__(self, result: Result, place: Path) -> list[Path]:
+    def __call__(self, result: ResultRecord, place: Path) -> list[Path]:
         """Write clusters.json, which names its file of assignments, and the files beside it; all ranks call this.
 
         Args:
@@ -47,7 +47,7 @@ class ClusterFiles:
         folder = place.with_suffix("") if place.suffix == ".json" else place
         return run_on_rank0(partial(self._write, result, folder))
 
-    def _write(self, result: Result, folder: Path) -> list[Path]:
+    def _write(self, result: ResultRecord, folder: Path) -> list[Path]:
         assignment, images = self.assignment, self.images
         others = [drawing.Curve(_folder_name(path), files.read_sizes(path)[1]) for path in self.options.compare]
         table = files.to_csv(assignment, images)
@@ -66,7 +66,7 @@ class ClusterFiles:
         write_text(result.to_json() + "\n", folder / files.RESULT)  # last: the files that it names exist
         return [folder / file for file in (files.RESULT, *written)]
 
-    def _atlas(self, result: Result) -> str:
+    def _atlas(self, result: ResultRecord) -> str:
         options, assignment, images = self.options, self.assignment, self.images
         nearest, border = exemplars.choose_exemplars(assignment, options.exemplars)
         wanted = list(exemplars.in_turn(nearest, border, assignment.sizes))

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from functools import partial
 
 from excb.console import Reporter, plural
-from excb.results.result import Result
+from excb.results.result import ResultRecord
 
 from ..protocol import Measurement
 from .assignment import assign_clusters, neighbours
@@ -55,7 +55,7 @@ def measure(task: ClusterTask, options: ClusterOptions, reporter: Reporter) -> M
         "duplicates_above": options.duplicates,
         "preprocessing": checkpoint["preprocessing"],
     }
-    result = Result(
+    result = ResultRecord(
         protocol="clusters",
         figures=figures,
         settings=settings | task.settings,
@@ -71,7 +71,7 @@ def measure(task: ClusterTask, options: ClusterOptions, reporter: Reporter) -> M
     return Measurement(result, files.scored, partial(_show, result), files)
 
 
-def _show(result: Result, reporter: Reporter) -> None:
+def _show(result: ResultRecord, reporter: Reporter) -> None:
     rows = [[name, f"{value:,.2f}".removesuffix(".00")] for name, value in result.figures.items()]
     clusters, images = result.settings["clusters"], result.data["images"]["images"]
     reporter.table(f"{plural(clusters, 'cluster')}, {plural(images, 'image')}", ["figure", "value"], rows)

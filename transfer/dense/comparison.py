@@ -15,7 +15,7 @@ from excb.console import plural
 from excb.errors import UserError
 from excb.inference.means import RESAMPLES, blocks
 from excb.inference.paired import Paired, PairedTest
-from excb.results.result import Result
+from excb.results.result import ResultRecord
 from excb.seeding import Purpose, generator
 
 from ..reporting.report import bytes_beside
@@ -144,7 +144,7 @@ def read_areas(file: Path) -> Segmentations:
     Raises:
         UserError: it names none, or they are missing, damaged or not its own.
     """
-    areas, text = bytes_beside(Result.read(file), file, what="areas")
+    areas, text = bytes_beside(ResultRecord.read(file), file, what="areas")
     try:
         kept = json.loads(text)
         width = len(kept["classes"])

@@ -11,7 +11,7 @@ import numpy as np
 
 from excb.distributed.collectives import run_on_rank0
 from excb.files.atomic import write_bytes, write_text
-from excb.results.result import Result
+from excb.results.result import ResultRecord
 
 from .comparison import Segmentations
 from .patches.metrics import Areas
@@ -40,7 +40,7 @@ class DenseFiles:
         images = self.task.test.images
         return Segmentations(images.paths, images.classes, self.measured.areas)
 
-    def __call__(self, result: Result, file: Path) -> list[Path]:
+    def __call__(self, result: ResultRecord, file: Path) -> list[Path]:
         """Write FILE.json, and beside it FILE.areas.json and FILE.masks.png; rank 0 does, for all.
 
         Returns:
@@ -51,7 +51,7 @@ class DenseFiles:
         """
         return run_on_rank0(lambda: self._write(result, file))
 
-    def _write(self, result: Result, file: Path) -> list[Path]:
+    def _write(self, result: ResultRecord, file: Path) -> list[Path]:
         stem, files = file.name.removesuffix(".json"), [file]
         areas = file.with_name(f"{stem}.areas.json")
         text = json.dumps(self._areas(), separators=(",", ":")) + "\n"

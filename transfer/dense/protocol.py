@@ -14,7 +14,7 @@ from excb.inference.basis import JACKKNIFE, stated
 from excb.inference.estimate import Estimate
 from excb.networks.backbone import weights_hash
 from excb.references.guessing import MAJORITY
-from excb.results.result import Result, interval_text
+from excb.results.result import ResultRecord, interval_text
 
 from ..probes.penalty import fits_of
 from ..protocol import Measurement
@@ -169,7 +169,7 @@ def _result(
     *,
     notes: Sequence[str],
     seconds: float,
-) -> Result:
+) -> ResultRecord:
     areas, described = measured.areas, task.describe()
     figures, majority = figures_of(areas), _majority(labels, measured)
     random = ["random weights, with the BatchNorm statistics of the train images"] if task.is_untrained else []
@@ -181,7 +181,7 @@ def _result(
     spreads = _spreads(areas)
     figures |= {name: round(100 * spread.value, 4) for name, spread in spreads.items() if name not in figures}
     intervals = {name: ends for name, spread in spreads.items() if (ends := spread.interval()) is not None}
-    return Result(
+    return ResultRecord(
         protocol="dense",
         figures=figures,
         settings=settings_of(task, options),
@@ -226,7 +226,7 @@ def _by_class(seeds: Sequence[Areas], classes: Sequence[str]) -> dict[str, float
     }
 
 
-def _show(task: DenseTask, result: Result, reporter: Reporter) -> None:
+def _show(task: DenseTask, result: ResultRecord, reporter: Reporter) -> None:
     rows = [
         [name.removeprefix("dense_").replace("_", " "), f"{value:.2f}", interval_text(result.intervals.get(name))]
         for name, value in result.figures.items()

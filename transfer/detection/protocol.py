@@ -15,7 +15,7 @@ from excb.errors import UserError
 from excb.files import json_text
 from excb.files.atomic import write_bytes, write_text
 from excb.images.pixels import EIGHT_BIT
-from excb.results.result import Result
+from excb.results.result import ResultRecord
 
 from ..coco import scoring
 from ..protocol import Measurement, StoppedEvaluationError
@@ -63,7 +63,7 @@ def measure(task: DetectionTask, options: DetectionOptions, reporter: Reporter) 
     return Measurement(result, None, partial(_show, job, result), partial(_copy, job.folder))
 
 
-def _show(job: Job, result: Result, reporter: Reporter) -> None:
+def _show(job: Job, result: ResultRecord, reporter: Reporter) -> None:
     detector = "Mask R-CNN" if job.settings.masks else "Faster R-CNN, boxes alone"
     title = f"{detector} ({job.settings.architecture}) on {plural(len(job.val), 'image')} of {job.val.listed_in.name}"
     rows = [[name, f"{value:.2f}"] for name, value in result.figures.items()]
@@ -112,7 +112,7 @@ def _report(
     detections: list[dict[str, Any]],
     differences: tuple[str, ...],
     seconds: float,
-) -> Result:
+) -> ResultRecord:
     job = task.job
     predictions = scoring.write_predictions(detections, job.folder / PREDICTIONS)  # first: they took hours
     scores = scoring.score(job.val, detections)
@@ -122,7 +122,7 @@ def _report(
         notes.append(f"schedule {options.schedule}: shows that the machinery works, not how good the checkpoint is")
     if not job.settings.masks:
         notes.append(BOXES_ALONE)
-    result = Result(
+    result = ResultRecord(
         protocol="detection",
         figures={name: round(value, 4) for name, value in scores.figures.items()},
         settings={name: value for name, value in _identity(options, job).items() if name not in {"weights", "train"}},
@@ -137,7 +137,7 @@ def _report(
     return result
 
 
-def _copy(folder: Path, result: Result, file: Path) -> list[Path]:
+def _copy(folder: Path, result: ResultRecord, file: Path) -> list[Path]:
     """Write a copy of a run's result to another file, with its predictions beside it; all ranks call this.
 
     Raises:
@@ -146,7 +146,7 @@ def _copy(folder: Path, result: Result, file: Path) -> list[Path]:
     return run_on_rank0(partial(_copy_result, folder, result, file))
 
 
-def _copy_result(folder: Path, result: Result, file: Path) -> list[Path]:
+def _copy_result(folder: Path, result: ResultRecord, file: Path) -> list[Path]:
     beside = file.with_name(f"{file.name.removesuffix('.json')}.predictions.json")
     write_bytes((folder / PREDICTIONS).read_bytes(), beside)
     write_text(replace(result, predictions=result.predictions | {"file": beside.name}).to_json() + "\n", file)

@@ -16,7 +16,7 @@ from .options import DetectionInSuite, DetectionOptions, DetectorInputs
 if TYPE_CHECKING:
     import torch
 
-    from excb.results.result import Result
+    from excb.results.result import ResultRecord
 
     from ..published.claim import ClaimImages
     from ..shell import Shell
@@ -112,7 +112,7 @@ def _cost(options: Mapping[str, Any], images: "ClaimImages") -> str:
     return f"{plural(seen, 'training image')} of up to 1,333 pixels, then {images.test or 0:,} to detect in"
 
 
-def _objection(result: "Result") -> str:
+def _objection(result: "ResultRecord") -> str:
     schedule = result.settings.get("schedule")
     return f"schedule {schedule} shows that the machinery works, but measures nothing" if schedule in _SMOKE else ""
 

@@ -1,25 +1,31 @@
 """Embeddings: a vector for every image, with its path and all that says how it was made; searched exactly."""
 
-from dataclasses import dataclass
+import io
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
+from PIL import Image
 from torch import Tensor
 
 from excb.console import plural
 from excb.errors import UserError, require
+from excb.images.decoding import BrokenImageError, open_image
 from excb.images.picture import is_picture
 from excb.neighbours.nearest import Index
 from excb.networks.features import embed_images as embed_pictures
 
+from . import tables
 from .vectors import Vectors, in_place
 
 if TYPE_CHECKING:
+    import pandas
+
     from excb.hub.backbone import Backbone
-    from excb.images.picture import Picture
 
 
 class Match(NamedTuple):
@@ -45,17 +51,85 @@ class Embeddings(Vectors):
         """All rows [N, D] float32 in memory, which takes N x D x 4 bytes; the same array each time."""
         return np.concatenate(list(self.parts())) if len(self) else np.empty((0, self.rows.width), np.float32)
 
-    def search(self, query: "Picture | np.ndarray | Tensor", k: int = 12) -> list[Match]:
+    def __getitem__(self, key: Any) -> Any:
+        """One vector [D] by its path or row; or some images, as embeddings, by a slice, a mask [N] or a list of these.
+
+        Raises:
+            KeyError, IndexError: there is no such path or row, or the mask has another length.
+        """
+        if isinstance(key, str | int | np.integer):
+            row = tables.row_of(self, key)
+            return self.rows.rows(row, row + 1)[0].numpy()
+        chosen = tables.chosen_rows(self, key)
+        paths = [self.paths[index] for index in chosen.tolist()]
+        return replace(self, rows=tables.subset_of(self.rows, chosen), paths=paths)
+
+    def __iter__(self) -> Iterator[np.ndarray]:
+        """The vectors [D], row by row."""
+        for part in self.parts():
+            yield from part
+
+    def __contains__(self, path: object) -> bool:
+        return path in self.numbers
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        """`vectors`, for NumPy and what takes its arrays, such as scikit-learn."""
+        return np.array(self.vectors, dtype=dtype, copy=copy)
+
+    def __arrow_c_stream__(self, requested_schema: Any = None) -> Any:
+        """The columns `path` and `vector`, for what takes Arrow's tables, such as polars and DuckDB."""
+        return tables.to_arrow(self, self.vectors).__arrow_c_stream__(requested_schema)
+
+    @classmethod
+    def concatenate(cls, several: Sequence["Embeddings"]) -> "Embeddings":
+        """Several embeddings as one, in their order; paths start from the folder that holds all of their roots.
+
+        Raises:
+            UserError: other networks made them, or an image is in two of them.
+        """
+        made = tables.joined(several)
+        return cls(made.rows, made.paths, made.root, made.model, made.unreadable, made.ledger, several[0].backbone)
+
+    def to_pandas(self) -> "pandas.DataFrame":
+        """A data frame: the paths as its index, and the columns v0, v1, ... Raises UserError without pandas."""
+        return tables.to_pandas(self, self.vectors)
+
+    def to_csv(self, file: str | Path) -> Path:
+        """Write FILE.csv with the columns path, v0, v1, ... Raises UserError if it cannot be written."""
+        return tables.write_csv(self, Path(file))
+
+    def files(self, matches: "Iterable[Match | str]") -> list[Path]:
+        """The files of matches or of paths, for `excb.image_grid`; of images in a folder."""
+        return [Path(self.root) / (each if isinstance(each, str) else each.path) for each in matches]
+
+    def search(self, query: Any, k: int = 12) -> Any:
         """The k images nearest to a query by cosine, exact; equal ones in the order of their rows.
 
+        An image that is among the embeddings finds itself first.
+
         Args:
-            query: a PIL image, an array of pixels [H, W, 3] or a file; or a vector [D], such as a row of `vectors`.
+            query: a path of these embeddings, a row's number or a `Match`; a PIL image, an array of pixels [H, W, 3], a
+                file or its bytes; a vector [D]. Several are a list of these, or vectors [Q, D].
             k: how many; all where there are fewer images.
+
+        Returns:
+            A list of `Match`; of several queries, a list of these.
 
         Raises:
             UserError: the query is something else, or the network that made the vectors cannot be loaded.
         """
+        if isinstance(query, list) or self._holds_vectors(query):
+            require(len(query) > 0, "there is no query: pass one, or several")
+            rows = query if self._holds_vectors(query) else torch.stack([self.embed_query(each) for each in query])
+            return self.search_vectors(rows, k)
         return self.search_vectors(self.embed_query(query)[None], k)[0]
+
+    def _holds_vectors(self, query: Any) -> bool:
+        """Whether a query is several vectors [Q, D], and not a grey image."""
+        if not isinstance(query, Tensor | np.ndarray) or query.ndim != 2:
+            return False
+        floating = query.is_floating_point() if isinstance(query, Tensor) else query.dtype.kind == "f"
+        return floating and query.shape[1] == self.rows.width
 
     def search_vectors(self, queries: "np.ndarray | Tensor", k: int = 12) -> list[list[Match]]:
         """`search` for several vectors [Q, D] in one pass over the images."""
@@ -72,15 +146,25 @@ class Embeddings(Vectors):
             for indices, cosines in zip(neighbours.indices.tolist(), neighbours.similarities.tolist(), strict=True)
         ]
 
-    def embed_query(self, query: "Picture | np.ndarray | Tensor") -> Tensor:
-        """The vector [D] of a query."""
-        if isinstance(query, Tensor | np.ndarray) and query.ndim == 1:
-            return torch.as_tensor(query).detach().float().cpu()
+    def embed_query(self, query: Any) -> Tensor:
+        """The vector [D] of one query, as `search` takes it."""
+        if isinstance(query, Match):
+            query = query.path
+        if (isinstance(query, str) and query in self.numbers) or _is_number(query):
+            try:
+                return torch.from_numpy(self[query].copy())
+            except IndexError:
+                raise UserError(f"there is no row {query}: these are {plural(len(self), 'row')}") from None
+        if isinstance(query, Tensor | np.ndarray) and (query.ndim == 1 or self._holds_vectors(query)):
+            require(query.ndim == 1 or len(query) == 1, "several vectors are several queries: call search")
+            return torch.as_tensor(query).detach().float().cpu().flatten()
+        if isinstance(query, bytes | bytearray | memoryview):
+            query = _decoded(bytes(query))
         if not is_picture(query):
             shape = f" of shape {list(query.shape)}" if isinstance(query, Tensor) else ""
             raise UserError(
-                "a query is an image (PIL, uint8 array [H, W, 3], file) or a vector [D], not a "
-                f"{type(query).__name__}{shape}: for several vectors call search_vectors"
+                "a query is an image (PIL, uint8 array [H, W, 3], file, bytes), a path or row of these embeddings, a "
+                f"Match, a vector [D], or a list of these, not a {type(query).__name__}{shape}"
             )
         backbone = self._network
         return embed_pictures(backbone, backbone.transform, query)[0]
@@ -150,4 +234,17 @@ class Embeddings(Vectors):
         from .files import read_vectors
 
         vectors = read_vectors(Path(file))
-        return cls(vectors.rows, vectors.paths, vectors.root, vectors.model, vectors.unreadable)
+        return cls(vectors.rows, vectors.paths, vectors.root, vectors.model, vectors.unreadable, vectors.ledger)
+
+
+def _is_number(query: object) -> bool:
+    """Whether a query is a row's number; True is none."""
+    return isinstance(query, int | np.integer) and not isinstance(query, bool)
+
+
+def _decoded(content: bytes) -> Image.Image:
+    """The image that a file's bytes hold. Raises UserError if they hold none."""
+    try:
+        return open_image(io.BytesIO(content))
+    except BrokenImageError as error:
+        raise UserError(f"the bytes of the query are no image ({error})") from None

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -84,6 +85,11 @@ class Vectors:
     model: Mapping[str, Any]
     unreadable: Mapping[str, str] = field(default_factory=dict)
     ledger: Ledger = NOTHING
+
+    @cached_property
+    def numbers(self) -> dict[str, int]:
+        """The row of each path."""
+        return {path: number for number, path in enumerate(self.paths)}
 
     def parts(self) -> Iterator[np.ndarray]:
         """The vectors in order, some thousand rows [n, D] at a time."""

@@ -11,7 +11,7 @@ from excb.console import plural
 from excb.files.csv_text import csv_table
 from excb.inference.statistics import compared
 from excb.references.guessing import CHANCE, MAJORITY
-from excb.results.result import Result
+from excb.results.result import ResultRecord
 
 from ..protocols import headline, kind_of, title
 from ..reporting.references import TITLES, titles_of
@@ -41,7 +41,7 @@ class EvaluatedCheckpoint:
     architecture: str
     preprocessing: Mapping[str, Any]
     cost: Cost
-    results: Mapping[str, Result]
+    results: Mapping[str, ResultRecord]
     scores: Mapping[str, Mapping[str, Tensor]]
 
     def row(self, steps: Mapping[str, str]) -> FigureRow:

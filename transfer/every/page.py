@@ -6,7 +6,7 @@ from typing import Any
 
 from excb.console import plural
 from excb.pages.frame import data_address, render_page
-from excb.results.result import Result, folder_name, interval_text
+from excb.results.result import ResultRecord, folder_name, interval_text
 
 from ..protocols import headline, kind_of, title
 from ..reporting.fields import readable
@@ -27,7 +27,7 @@ class ReportLine:
     interval: tuple[float, float] | None
     spread: str  # over seeds, in words; empty where there is one
     first: bool  # of its result
-    result: Result
+    result: ResultRecord
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ def render_report(outcomes: Sequence[StepOutcome]) -> str:
     )
 
 
-def _subject(first: Result) -> str:
+def _subject(first: ResultRecord) -> str:
     images = " and ".join(
         plural(first.data[part]["images"], f"{part} image") for part in ("train", "test") if part in first.data
     )
@@ -73,12 +73,12 @@ def _subject(first: Result) -> str:
     return f"{network} · {data[0] or data[2]}: {images}, {first.data.get('classes')} classes"
 
 
-def _headline(result: Result) -> tuple[str, str, str]:
+def _headline(result: ResultRecord) -> tuple[str, str, str]:
     figure = headline(result.figures)
     return title(figure), f"{result.figures[figure]:.2f}", interval_text(result.intervals.get(figure))
 
 
-def _lines(result: Result) -> Iterator[ReportLine]:
+def _lines(result: ResultRecord) -> Iterator[ReportLine]:
     """The figures; those of single seeds, and their spread, are not lines of their own."""
     figures, seeds = result.figures, len(result.settings.get("seeds", []))
     shown = [figure for figure in figures if kind_of(figure) is not None] or list(figures)
@@ -89,7 +89,7 @@ def _lines(result: Result) -> Iterator[ReportLine]:
         yield ReportLine(figure, title(figure), figures[figure], interval, spread, figure == shown[0], result)
 
 
-def _section(one: StepOutcome, result: Result) -> ReportSection:
+def _section(one: StepOutcome, result: ResultRecord) -> ReportSection:
     figure = headline(result.figures)
     by_class = [(value, name) for name, value in result.per_class.get(figure, {}).items() if value is not None]
     ranked = sorted(by_class, key=lambda each: (-each[0], each[1]))

@@ -16,7 +16,7 @@ from excb.files import json_text
 from excb.files.atomic import write_text
 from excb.networks.backbone import weights_hash
 from excb.option_parser import of_words, to_words
-from excb.results.result import Result
+from excb.results.result import ResultRecord
 from excb.version import __version__
 
 from ..options import AGAINST, BASELINES, REFERENCES, PassOptions
@@ -64,7 +64,7 @@ class StepOutcome:
 
     step: PlannedStep  # the protocol
     file: Path | None = None  # its result; None where there is none
-    result: Result | None = None  # read from it
+    result: ResultRecord | None = None  # read from it
     failed: str = ""  # why it could not be measured; empty where it was, or was skipped
     before: bool = False  # whether an earlier call had measured it
 
@@ -230,8 +230,8 @@ def _same_command(before: Any, now: Any) -> bool:
     return bool(first == second)
 
 
-def _result(file: Path) -> Result | None:
-    return Result.read(file) if is_rank0() else None
+def _result(file: Path) -> ResultRecord | None:
+    return ResultRecord.read(file) if is_rank0() else None
 
 
 def _remember(step: PlannedStep, folder: Path) -> None:

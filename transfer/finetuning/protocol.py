@@ -20,7 +20,7 @@ from excb.images.image_set import Images
 from excb.images.subset import Subset
 from excb.inference.basis import BOOTSTRAP
 from excb.inference.means import mean_interval
-from excb.results.result import Result, interval_text
+from excb.results.result import ResultRecord, interval_text
 
 from ..probes.logistic import SOLVER
 from ..probes.penalty import Chosen
@@ -236,7 +236,7 @@ def _which(settings: Settings, images: int) -> str:
     return f"settings of the paper's protocol: {rates}, from a random head"
 
 
-def _average(result: Result, predictions: Predictions, name: str, seeds: Sequence[int]) -> Result:
+def _average(result: ResultRecord, predictions: Predictions, name: str, seeds: Sequence[int]) -> ResultRecord:
     """Put means over seeds, with intervals, in the place of the first seed's figures, and add the spread."""
     figures, intervals, inference = dict(result.figures), dict(result.intervals), dict(result.inference)
     for top in (1, 5):
@@ -250,7 +250,7 @@ def _average(result: Result, predictions: Predictions, name: str, seeds: Sequenc
     return replace(result, figures=figures, intervals=intervals, inference=inference)
 
 
-def _show(result: Result, name: str, seeds: Sequence[int], images: int, reporter: Reporter) -> None:
+def _show(result: ResultRecord, name: str, seeds: Sequence[int], images: int, reporter: Reporter) -> None:
     figures = result.figures
     kinds = [f"{name}_top1", f"{name}_top5"]
 
@@ -294,7 +294,7 @@ def _measure_frozen(task: Task, options: Options, plan: SharePlan, reporter: Rep
     return Measurement(result, predictions, show, ScoredFiles(predictions))
 
 
-def _show_frozen(result: Result, name: str, images: int, strength: float, reporter: Reporter) -> None:
+def _show_frozen(result: ResultRecord, name: str, images: int, strength: float, reporter: Reporter) -> None:
     first, fifth = (f"{result.figures[f'{name}_top{top}']:.2f}" for top in (1, 5))
     interval = interval_text(result.intervals.get(f"{name}_top1"))
     title = f"{name}: logistic regression on {plural(images, 'image')}"

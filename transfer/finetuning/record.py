@@ -13,7 +13,7 @@ from ..reporting.fields import named
 from .options import SETTINGS_BY_OPTION, FinetuneOptions, SemisupInSuite, SemisupOptions
 
 if TYPE_CHECKING:
-    from excb.results.result import Result
+    from excb.results.result import ResultRecord
 
     from ..published.claim import ClaimImages
     from ..task import Task
@@ -62,7 +62,7 @@ def _claim_fields(options: Fields, _kind: FigureKind) -> Fields:
     return named(settings) | {"share": f"{options['percent']} %", "split": "SimCLR's list"}
 
 
-def _label(result: "Result") -> str:
+def _label(result: "ResultRecord") -> str:
     """The percentage is not a part of the result's protocol, and two of them may be submitted."""
     return next((match[0] for name in result.figures if (match := re.match(r"semisup_\d+pct", name))), result.protocol)
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from excb.distributed.collectives import run_on_rank0
 from excb.files.atomic import write_text
-from excb.results.result import Result
+from excb.results.result import ResultRecord
 
 from ..reporting import report
 from ..reporting.predictions import ImageScores
@@ -28,7 +28,7 @@ class InstanceFiles:
         """Scores of every query."""
         return self.measured.scored
 
-    def __call__(self, result: Result, file: Path) -> list[Path]:
+    def __call__(self, result: ResultRecord, file: Path) -> list[Path]:
         """Write FILE.json, and beside it FILE.npz, FILE.html and, of copies, FILE.pairs.csv; rank 0 does, for all.
 
         Returns:
@@ -40,7 +40,7 @@ class InstanceFiles:
         others = run_on_rank0(lambda: self._write_others(result, file))
         return [*report.write_result(result, self.measured.scored, file), *others]  # JSON last: the files exist
 
-    def _write_others(self, result: Result, file: Path) -> list[Path]:
+    def _write_others(self, result: ResultRecord, file: Path) -> list[Path]:
         stem = file.name.removesuffix(".json")
         texts = {file.with_name(f"{stem}.html"): render_queries(self.task, self.measured, result)}
         if self.task.instances.family == "copies":

@@ -7,7 +7,7 @@ import numpy as np
 from excb.console import plural
 from excb.images.image_set import Images
 from excb.pages.gallery import GallerySection, Picture, PictureGroup, render_gallery
-from excb.results.result import Result, folder_name
+from excb.results.result import ResultRecord, folder_name
 
 from .scores import InstanceMeasurements
 from .setup import InstanceTask
@@ -15,7 +15,7 @@ from .setup import InstanceTask
 QUERIES, NEAREST = 24, 8  # that the page shows: some two megabytes of pictures
 
 
-def render_queries(task: InstanceTask, measured: InstanceMeasurements, result: Result) -> str:
+def render_queries(task: InstanceTask, measured: InstanceMeasurements, result: ResultRecord) -> str:
     """The page.
 
     Args:

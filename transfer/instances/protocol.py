@@ -16,7 +16,7 @@ from excb.inference.basis import JACKKNIFE, stated
 from excb.neighbours.nearest import nearest
 from excb.neighbours.unit_rows import Rows
 from excb.networks.backbone import weights_hash
-from excb.results.result import Result, interval_text
+from excb.results.result import ResultRecord, interval_text
 
 from ..protocol import Measurement
 from ..reporting.predictions import ImageScores
@@ -142,7 +142,9 @@ def _figure(family: FamilyName, measure: str, protocol: str) -> str:
     return f"{family}_{measure}" + (f"_{protocol}" if protocol else "")
 
 
-def _result(task: InstanceTask, options: InstanceOptions, measured: InstanceMeasurements, *, seconds: float) -> Result:
+def _result(
+    task: InstanceTask, options: InstanceOptions, measured: InstanceMeasurements, *, seconds: float
+) -> ResultRecord:
     scored, described = measured.scored, task.describe()
     copies, scores = task.instances.family == "copies", scored.scores()
     intervals = {name: statistics.interval(each) for name, each in scores.items()}
@@ -155,7 +157,7 @@ def _result(task: InstanceTask, options: InstanceOptions, measured: InstanceMeas
     if copies:
         inference[RECALL] = {"unit": _QUERY, "method": "none", "none": "single queries move it by jumps"}
     grouped = [name for name in scores if "_mAP" in name] if copies else scored.main
-    return Result(
+    return ResultRecord(
         protocol="instances",
         figures=figures_of(task, measured),
         settings=settings_of(task, options),
@@ -195,7 +197,7 @@ def _notes(task: InstanceTask, measured: InstanceMeasurements) -> list[str]:
     return notes
 
 
-def _show(result: Result, reporter: Reporter) -> None:
+def _show(result: ResultRecord, reporter: Reporter) -> None:
     rows = [
         [name.partition("_")[2].replace("_", " "), f"{value:.2f}", interval_text(result.intervals.get(name))]
         for name, value in result.figures.items()

@@ -9,7 +9,7 @@ from excb.console import Reporter, plural
 from excb.distributed.collectives import world_size
 from excb.neighbours.knn import vote_on_labels
 from excb.neighbours.nearest import nearest
-from excb.results.result import Result, interval_text
+from excb.results.result import ResultRecord, interval_text
 
 from ..data.multilabel import MultiLabelImages
 from ..protocol import Measurement
@@ -66,7 +66,7 @@ def measure(task: Task, options: KnnOptions, reporter: Reporter) -> Measurement:
     return Measurement(result, scored, partial(_show, result, len(bank), len(queries)), ScoredFiles(scored))
 
 
-def _show(result: Result, train: int, test: int, reporter: Reporter) -> None:
+def _show(result: ResultRecord, train: int, test: int, reporter: Reporter) -> None:
     rows = [[name, f"{value:.2f}", interval_text(result.intervals.get(name))] for name, value in result.figures.items()]
     title = f"k-NN, {train:,} train and {plural(test, 'test image')}, sets of {plural(result.data['classes'], 'label')}"
     reporter.table(title, ["figure", "%", "95 % interval"], rows)

@@ -16,7 +16,7 @@ from excb.neighbours.backends import available_backend
 from excb.neighbours.knn import vote
 from excb.neighbours.memory import search_memory
 from excb.neighbours.nearest import nearest
-from excb.results.result import Result, interval_text
+from excb.results.result import ResultRecord, interval_text
 
 from ..protocol import Measurement
 from ..reporting.predictions import Predictions
@@ -91,7 +91,7 @@ def measure(task: Task, options: KnnOptions, reporter: Reporter) -> Measurement:
     return Measurement(result, predictions, partial(_show, result, predictions), ScoredFiles(predictions))
 
 
-def _show(result: Result, predictions: Predictions, reporter: Reporter) -> None:
+def _show(result: ResultRecord, predictions: Predictions, reporter: Reporter) -> None:
     rows = []
     for template in predictions.values:
         top1, top5 = template.format("top1"), template.format("top5")

@@ -10,7 +10,7 @@ import numpy as np
 from excb.charts.style import figure_bytes, new_figure, style_axes
 from excb.distributed.collectives import run_on_rank0
 from excb.files.atomic import write_bytes
-from excb.results.result import Result
+from excb.results.result import ResultRecord
 
 from ..reporting.predictions import Scored
 from ..reporting.report import write_result
@@ -22,7 +22,7 @@ class LayerFiles:
 
     scored: Scored
 
-    def __call__(self, result: Result, file: Path) -> list[Path]:
+    def __call__(self, result: ResultRecord, file: Path) -> list[Path]:
         """Write FILE.json, what `write_result` puts beside it, and FILE.layers.png and .svg.
 
         Returns:
@@ -36,7 +36,7 @@ class LayerFiles:
         return [*files, *run_on_rank0(lambda: _draw(result, file.with_name(stem)))]
 
 
-def _draw(result: Result, stem: Path) -> list[Path]:
+def _draw(result: ResultRecord, stem: Path) -> list[Path]:
     files = [stem.with_name(f"{stem.name}.layers{suffix}") for suffix in (".png", ".svg")]
     figure = heat_map(result.settings, str(result.checkpoint.get("name", "")))
     for file in files:

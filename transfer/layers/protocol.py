@@ -13,7 +13,7 @@ from excb.distributed.collectives import all_succeed
 from excb.errors import UserError
 from excb.inference import accuracy
 from excb.references.guessing import majority
-from excb.results.result import Result, interval_text
+from excb.results.result import ResultRecord, interval_text
 
 from ..features.parts import GEM_POWER, Part, PartRows, Shapes
 from ..probes.failure import SameFeatures
@@ -238,7 +238,7 @@ def _difference(best: Judged, predictions: Predictions) -> str:
     )
 
 
-def _show(result: Result, reporter: Reporter) -> None:
+def _show(result: ResultRecord, reporter: Reporter) -> None:
     """The held-out accuracy of every cell, and the figures."""
     settings, sweep = result.settings, result.settings["sweep"]
     poolings = list(dict.fromkeys(each["pooling"] for each in sweep))

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from excb.hub.catalogue import Checkpoint
-from excb.results.result import Result
+from excb.results.result import ResultRecord
 
 from ..reporting import fields
 from ..reporting.fields import OTHER, UNSTATED
@@ -32,7 +32,7 @@ class FigureSource:
 class MeasuredResult:
     """A result, and what is known of its checkpoint from elsewhere."""
 
-    result: Result  # as read
+    result: ResultRecord  # as read
     source: FigureSource  # its file
     checkpoint: Checkpoint | None = None  # the catalogue's row of what was evaluated; None where it has none
 

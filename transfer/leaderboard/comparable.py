@@ -7,7 +7,7 @@ from functools import cache
 from typing import Any
 
 from excb.hub.catalogue import find
-from excb.results.result import Result, folder_name
+from excb.results.result import ResultRecord, folder_name
 
 from .. import protocols
 from ..protocol import Fields, FigureKind
@@ -25,7 +25,7 @@ class ImagesKey:
     train: str  # which train images; equal where figures may be compared
 
 
-def fields_of_result(result: Result, kind: FigureKind) -> Fields:
+def fields_of_result(result: ResultRecord, kind: FigureKind) -> Fields:
     """Every field that defines a measured figure, in the order in which people ask for them; values as in JSON."""
     settings = json.loads(json.dumps(result.settings))
     protocol = protocols.protocol_of_result(result.protocol)
@@ -39,7 +39,7 @@ def _sides(resize: int | None, crop: int | None) -> Fields:
     return {name: value for name, value in (("resize", resize), ("crop", crop)) if value is not None}
 
 
-def images_of_result(result: Result) -> ImagesKey:
+def images_of_result(result: ResultRecord) -> ImagesKey:
     """The images that were used: those of the registry where they are, else any by their fingerprints."""
     train, test = (_part(result.data, name) for name in ("train", "test"))
     protocol = protocols.protocol_of_result(result.protocol)

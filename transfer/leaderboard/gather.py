@@ -9,14 +9,14 @@ from excb.checkpoint.exported import CONFIG
 from excb.errors import UserError, printable
 from excb.files import json_text
 from excb.hub.catalogue import BUNDLED, Checkpoint, find
-from excb.results.result import Result
+from excb.results.result import ResultRecord
 
 from .board import FigureSource, MeasuredResult
 
 _NEAR = 2  # a page may link to files that lie at most so many folders above its own
 
 
-def gather(named: Sequence[Path | Result], out: Path) -> list[MeasuredResult]:
+def gather(named: Sequence[Path | ResultRecord], out: Path) -> list[MeasuredResult]:
     """Read results; one that is there twice counts once.
 
     Args:
@@ -27,14 +27,14 @@ def gather(named: Sequence[Path | Result], out: Path) -> list[MeasuredResult]:
         UserError: something is missing or damaged, a folder holds no result, or it is none of this version.
     """
     results: dict[str, MeasuredResult] = {}
-    for result in (each for each in named if isinstance(each, Result)):
+    for result in (each for each in named if isinstance(each, ResultRecord)):
         row = find(str(result.checkpoint.get("name") or result.checkpoint.get("source")))
         results.setdefault(result.to_json(), MeasuredResult(result, FigureSource("measured now"), row))
     for file in results_of([each for each in named if isinstance(each, Path)]):
-        result = Result.read(file)
+        result = ResultRecord.read(file)
         results.setdefault(result.to_json(), MeasuredResult(result, _source(file, out), _checkpoint(result, file)))
     for file in _files(BUNDLED):  # a copy of one has its name: claims were read from it
-        result = Result.read(file)
+        result = ResultRecord.read(file)
         results[result.to_json()] = MeasuredResult(result, _source(file, out), _checkpoint(result, file))
     return list(results.values())
 
@@ -93,7 +93,7 @@ def _source(file: Path, out: Path) -> FigureSource:
     return FigureSource(name, quote(os.fsencode(str(way))) if way.parts.count("..") <= _NEAR else None)
 
 
-def _checkpoint(result: Result, file: Path) -> Checkpoint | None:
+def _checkpoint(result: ResultRecord, file: Path) -> Checkpoint | None:
     """The catalogue's row of what a result is of: it is named there, or lies in the exported folder of one."""
     folder = file.parent.parent
     if (folder / CONFIG).is_file() and (row := find(folder.name)) is not None:

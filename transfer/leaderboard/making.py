@@ -7,7 +7,7 @@ from typing import Any
 
 from excb.console import plural
 from excb.files.atomic import write_text
-from excb.results.result import Result
+from excb.results.result import ResultRecord
 
 from ..published import registry
 from ..published.claim import Claim
@@ -55,7 +55,9 @@ class Leaderboard:
         )
 
 
-def make(results: Sequence[Path | Result], *, claims: Sequence[Path] = (), out: Path | None = None) -> Leaderboard:
+def make(
+    results: Sequence[Path | ResultRecord], *, claims: Sequence[Path] = (), out: Path | None = None
+) -> Leaderboard:
     """Sort results and published figures into tables.
 
     Args:

@@ -8,7 +8,7 @@ from excb.console import plural
 from excb.errors import UserError
 from excb.files.atomic import write_text
 from excb.inference import statistics
-from excb.results.result import Result
+from excb.results.result import ResultRecord
 
 from .. import protocols
 from ..protocol import Protocol
@@ -29,7 +29,7 @@ def check_result(file: Path) -> list[str]:
     Raises:
         UserError: it may not stand in a leaderboard, and why.
     """
-    result = Result.read(file)
+    result = ResultRecord.read(file)
     done = [f"schema {result.schema}", f"protocol {result.protocol} {result.protocol_hash}"]
     try:
         _figures(result)  # first: a result of another kind, such as of clusters, has none of the rest
@@ -56,7 +56,7 @@ def submit(file: Path, folder: Path) -> Path:
         UserError: it may not stand there, another result has its name, or it cannot be written.
     """
     check_result(file)
-    result = Result.read(file).without_paths()
+    result = ResultRecord.read(file).without_paths()
     name = result.checkpoint.get("name") or result.checkpoint.get("source")
     label = f"{name}-{_protocol_of(result).label(result)}"
     place = folder / f"{re.sub(r'[^A-Za-z0-9._-]+', '-', label).strip('.-_')}.json"
@@ -67,7 +67,7 @@ def submit(file: Path, folder: Path) -> Path:
     return place
 
 
-def _hashes(result: Result) -> None:
+def _hashes(result: ResultRecord) -> None:
     hashes = {
         "checkpoint.weights_sha256": result.checkpoint.get("weights_sha256"),
         "data.train.fingerprint": result.data["train"].get("fingerprint"),
@@ -79,7 +79,7 @@ def _hashes(result: Result) -> None:
             raise UserError(f"{name} is not a sha256: measure again with `excb-eval` and --out")
 
 
-def _figures(result: Result) -> None:
+def _figures(result: ResultRecord) -> None:
     kinds = {name: kind_of(name) for name in result.figures}
     if not any(kinds.values()):
         raise UserError("it holds no figure that a leaderboard shows")
@@ -92,7 +92,7 @@ def _figures(result: Result) -> None:
             raise UserError(f"{name} is {value}, outside its interval {low} to {high}")
 
 
-def _protocol(result: Result) -> None:
+def _protocol(result: ResultRecord) -> None:
     if objection := _protocol_of(result).objection(result):
         raise UserError(objection)
     for name in result.figures:
@@ -100,7 +100,7 @@ def _protocol(result: Result) -> None:
             comparable.fields_of_result(result, kind)
 
 
-def _protocol_of(result: Result) -> Protocol:
+def _protocol_of(result: ResultRecord) -> Protocol:
     if (protocol := protocols.protocol_of_result(result.protocol)) is None:
         names = ", ".join(PROTOCOLS)
         raise UserError(f"protocol '{result.protocol}' is none of this version: it knows {names}")
@@ -108,7 +108,7 @@ def _protocol_of(result: Result) -> Protocol:
 
 
 def _recount(file: Path) -> str:
-    if not str(Result.read(file).predictions["file"]).endswith(".npz"):
+    if not str(ResultRecord.read(file).predictions["file"]).endswith(".npz"):
         return "predictions are there"
     result, scored = read_result(file)
     counted, intervals = scored.scores(), scored.intervals()

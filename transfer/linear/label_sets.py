@@ -9,7 +9,7 @@ from torch import Tensor
 from excb.console import Reporter, plural
 from excb.distributed.collectives import all_succeed, run_on_rank0
 from excb.errors import UserError
-from excb.results.result import Result, interval_text
+from excb.results.result import ResultRecord, interval_text
 
 from ..data.multilabel import MultiLabelImages
 from ..probes.logistic import SOLVER
@@ -102,7 +102,7 @@ def measure(task: Task, options: LinearOptions, reporter: Reporter) -> Measureme
     return Measurement(result, scored, partial(_show, result), ScoredFiles(scored))
 
 
-def _show(result: Result, reporter: Reporter) -> None:
+def _show(result: ResultRecord, reporter: Reporter) -> None:
     intervals = {name: interval_text(result.intervals.get(name)) for name in result.figures}
     lines = [[name, f"{value:.2f}", intervals[name]] for name, value in result.figures.items()]
     title = f"Linear, logistic regression, C = {result.settings['chosen']['C']:g}"

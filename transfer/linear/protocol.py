@@ -10,7 +10,7 @@ from excb.console import Reporter, plural
 from excb.distributed.collectives import all_succeed
 from excb.errors import UserError
 from excb.references.guessing import majority
-from excb.results.result import Result, interval_text
+from excb.results.result import ResultRecord, interval_text
 
 from ..probes.recipes import FEW_LABELS, FOLDS, PROTOCOLS, LinearProtocol
 from ..probes.selection import JudgedGuesses, as_text, held_out
@@ -131,7 +131,7 @@ def _fitted(plan: LinearProtocol, task: Task, reporter: Reporter) -> LinearProto
     return replace(plan, batch=len(task.train))
 
 
-def _show(result: Result, protocol: str, reporter: Reporter) -> None:
+def _show(result: ResultRecord, protocol: str, reporter: Reporter) -> None:
     """The figures, and below them the sweep: one row per learning rate, one column per weight decay."""
     settings, figures = result.settings, result.figures
     interval = interval_text(result.intervals.get("linear_top1"))

@@ -17,7 +17,7 @@ from excb.inference import statistics
 from excb.neighbours.knn import vote
 from excb.neighbours.nearest import nearest
 from excb.networks.backbone import weights_hash
-from excb.results.result import Result
+from excb.results.result import ResultRecord
 
 from ..task import Task
 from . import calibration
@@ -47,7 +47,7 @@ class Audit:
     test: Images
     pairs: list[Pair]
     calibration: Calibration
-    result: Result
+    result: ResultRecord
 
     def to_csv(self) -> str:
         """One line per pair, the most similar first."""
@@ -143,11 +143,11 @@ def _hits(task: Task, bank: Tensor, queries: Tensor, reporter: Reporter) -> Tens
     return votes[k, TEMPERATURE].top1 == targets
 
 
-def _result(task: Task, scores: dict[str, Tensor], calibration: Calibration, *, k: int, planted: int) -> Result:
+def _result(task: Task, scores: dict[str, Tensor], calibration: Calibration, *, k: int, planted: int) -> ResultRecord:
     for name, by_kind in calibration.found.items():
         scores |= {f"planted_{name}_{kind}": each for kind, each in by_kind.items()}
         scores[f"planted_{name}_false"] = calibration.alarms[name]
-    return Result(
+    return ResultRecord(
         protocol="overlap",
         figures={name: round(statistics.percent(each), 4) for name, each in scores.items()},
         intervals={name: statistics.interval(each) for name, each in scores.items()},

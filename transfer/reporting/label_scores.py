@@ -15,7 +15,7 @@ from excb.inference.basis import JACKKNIFE, stated
 from excb.inference.paired import Paired, PairedTest, of_figure
 from excb.networks.backbone import weights_hash
 from excb.references.guessing import MAJORITY
-from excb.results.result import Result
+from excb.results.result import ResultRecord
 
 from ..task import Task
 from . import average_precision
@@ -173,13 +173,13 @@ def report_label_scores(
     scored: LabelScores,
     seconds: float,
     notes: Sequence[str] = (),
-) -> Result:
+) -> ResultRecord:
     """Make a protocol's result; arguments as `report.report`."""
     figures, intervals = scored.figures()
     described = task.describe()
     ignored = int((scored.targets < 0).sum())
     own = [f"{ignored:,} of {plural(scored.targets.size, 'label')} of test images are ignored"] if ignored else []
-    return Result(
+    return ResultRecord(
         protocol=protocol,
         figures=figures,
         settings=settings | SETTINGS,

@@ -14,7 +14,7 @@ from excb.references import patches
 from excb.references.baselines import WITHOUT_NETWORK
 from excb.references.guessing import CHANCE, MAJORITY, chance, majority
 from excb.references.untrained import NETWORK
-from excb.results.result import Result
+from excb.results.result import ResultRecord
 
 from .predictions import Predictions
 
@@ -59,10 +59,10 @@ def nearly_by_chance(references: Mapping[str, Mapping[str, float]]) -> Ledger:
     return doubt(f"figures that guessing brings above {MOST_BY_CHANCE:.0f} %", names, "a high figure says little")
 
 
-Answered = tuple[Result, Any]  # a result, and the answers for every test image; None where there are none
+Answered = tuple[ResultRecord, Any]  # a result, and the answers for every test image; None where there are none
 
 
-def with_references(own: Answered, references: Mapping[str, Answered], *, main: str) -> Result:
+def with_references(own: Answered, references: Mapping[str, Answered], *, main: str) -> ResultRecord:
     """A result with the figures of references, and notes on those that are not beaten.
 
     The strongest is named with its figure. One is called better only where a paired test on the same images says so at
@@ -116,7 +116,7 @@ def _named(figures: Sequence[str], ours: Mapping[str, float], theirs: Mapping[st
     return f"{', '.join(first)}{more}"
 
 
-def below(result: Result) -> list[str]:
+def below(result: ResultRecord) -> list[str]:
     """A sentence for each top-1 accuracy below that of always guessing."""
     sentences = []
     for figure, guess in result.references.get(MAJORITY, {}).items():
@@ -135,13 +135,13 @@ def title_of(name: str) -> str:
     return TITLES.get(name, name)
 
 
-def titles_of(results: Iterable[Result]) -> dict[str, str]:
+def titles_of(results: Iterable[ResultRecord]) -> dict[str, str]:
     """The names of the references that any of the results has, in their order."""
     there = dict.fromkeys(name for result in results for name in result.references)
     return {name: title_of(name) for name in [*TITLES, *there] if name in there}
 
 
-def rows(result: Result, figures: Sequence[str], names: Iterable[str]) -> list[list[str]]:
+def rows(result: ResultRecord, figures: Sequence[str], names: Iterable[str]) -> list[list[str]]:
     """A table of figures and these references, in percent; a line each."""
     return [
         [figure, f"{result.figures[figure]:.2f}"]
@@ -150,7 +150,7 @@ def rows(result: Result, figures: Sequence[str], names: Iterable[str]) -> list[l
     ]
 
 
-def print_references(result: Result, reporter: Reporter) -> None:
+def print_references(result: ResultRecord, reporter: Reporter) -> None:
     """Print the main figures beside their references, and warn of figures that these beat."""
     if result.references:
         known = [name for name in result.figures if any(name in values for values in result.references.values())]

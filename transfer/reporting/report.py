@@ -14,7 +14,7 @@ from excb.inference import statistics
 from excb.inference.basis import stated
 from excb.inference.paired import Paired
 from excb.networks.backbone import weights_hash
-from excb.results.result import Result
+from excb.results.result import ResultRecord
 
 from ..task import Task
 from . import label_scores
@@ -32,7 +32,7 @@ def make_result(
     seconds: float,
     notes: Sequence[str] = (),
     references: Mapping[str, Mapping[str, float]] | None = None,
-) -> Result:
+) -> ResultRecord:
     """Make a protocol's result, with intervals, and its main figures by class.
 
     Args:
@@ -47,7 +47,7 @@ def make_result(
     scores = scored.scores()
     described = task.describe()
     guessing = guesses(task, scored) if isinstance(scored, Predictions) else {}
-    result = Result(
+    result = ResultRecord(
         protocol=protocol,
         figures={name: round(statistics.percent(each), 4) for name, each in scores.items()},
         settings=settings | task.settings,
@@ -92,12 +92,12 @@ class ScoredFiles:
 
     scored: Packed
 
-    def __call__(self, result: Result, file: Path) -> list[Path]:
+    def __call__(self, result: ResultRecord, file: Path) -> list[Path]:
         """The files, JSON first."""
         return write_result(result, self.scored, file)
 
 
-def write_result(result: Result, scored: Packed, file: Path) -> list[Path]:
+def write_result(result: ResultRecord, scored: Packed, file: Path) -> list[Path]:
     """Write a result's files; rank 0 does, for all.
 
     Args:
@@ -115,7 +115,7 @@ def write_result(result: Result, scored: Packed, file: Path) -> list[Path]:
     return run_on_rank0(lambda: _write(result, scored, file))
 
 
-def _write(result: Result, scored: Packed, file: Path) -> list[Path]:
+def _write(result: ResultRecord, scored: Packed, file: Path) -> list[Path]:
     stem = file.name.removesuffix(".json")
     arrays, picture = (file.with_name(f"{stem}{end}") for end in (scored.suffix, f".{scored.picture_name}.png"))
     packed, drawn = scored.pack(), scored.picture()
@@ -127,17 +127,17 @@ def _write(result: Result, scored: Packed, file: Path) -> list[Path]:
     return [file, arrays] if drawn is None else [file, arrays, picture]
 
 
-def read_result(file: Path) -> tuple[Result, Predictions | ImageScores]:
+def read_result(file: Path) -> tuple[ResultRecord, Predictions | ImageScores]:
     """Read what `write_result` wrote of images with one label.
 
     Raises:
         UserError: it is no such file, or its predictions are missing or not its own.
     """
-    result = Result.read(file)
+    result = ResultRecord.read(file)
     return result, _scored_beside(result, file)
 
 
-def paired_beside(result: Result, file: Path) -> Paired:
+def paired_beside(result: ResultRecord, file: Path) -> Paired:
     """The predictions beside FILE.json, of images with one label or several. Raises UserError as `read_result` does."""
     if not (result.predictions and result.predictions["file"].endswith(LabelScores.suffix)):
         return _scored_beside(result, file)
@@ -148,7 +148,7 @@ def paired_beside(result: Result, file: Path) -> Paired:
         raise UserError(f"{place} holds no scores ({error}): evaluate again") from None
 
 
-def _scored_beside(result: Result, file: Path) -> Predictions | ImageScores:
+def _scored_beside(result: ResultRecord, file: Path) -> Predictions | ImageScores:
     if result.predictions and not result.predictions["file"].endswith(".npz"):
         raise UserError(f"{file} is of protocol {result.protocol}, which saves no score for each image: name another")
     arrays, packed = bytes_beside(result, file, what="predictions")
@@ -158,7 +158,7 @@ def _scored_beside(result: Result, file: Path) -> Predictions | ImageScores:
         raise UserError(f"{arrays} holds no predictions ({type(error).__name__}: {error}): evaluate again") from None
 
 
-def bytes_beside(result: Result, file: Path, *, what: str) -> tuple[Path, bytes]:
+def bytes_beside(result: ResultRecord, file: Path, *, what: str) -> tuple[Path, bytes]:
     """The file that a result's FILE.json names as its predictions, and its bytes; `what` is what messages call them.
 
     Raises:

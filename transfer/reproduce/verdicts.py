@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from excb.results.result import Result
+from excb.results.result import ResultRecord
 
 from ..published.claim import Claim, ClaimImages
 
@@ -34,7 +34,7 @@ class Verdict:
         }
 
 
-def judge(claim: Claim, result: Result) -> Verdict:
+def judge(claim: Claim, result: ResultRecord) -> Verdict:
     """Compare a claim with a result of its protocol, on its images and of a checkpoint like its own.
 
     PASS where |measured - claimed| <= half a unit of the last printed digit + half the width of the measurement's 95 %

@@ -10,7 +10,7 @@ import torch
 from excb.console import Reporter, plural
 from excb.distributed.collectives import all_succeed, gather_objects, rank, world_size
 from excb.errors import require
-from excb.results.result import Result, interval_text
+from excb.results.result import ResultRecord, interval_text
 
 from ..protocol import Measurement
 from ..reporting.predictions import ImageScores
@@ -100,7 +100,7 @@ def measure(task: Task, options: RetrievalOptions, reporter: Reporter) -> Measur
     return Measurement(result, scored, show, ScoredFiles(scored))
 
 
-def _show(result: Result, queries: int, gallery: int, reporter: Reporter) -> None:
+def _show(result: ResultRecord, queries: int, gallery: int, reporter: Reporter) -> None:
     rows = [
         [name.removeprefix("retrieval_").replace("_", " "), f"{value:.2f}", interval_text(result.intervals.get(name))]
         for name, value in result.figures.items()

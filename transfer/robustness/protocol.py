@@ -18,7 +18,7 @@ from excb.inference import accuracy
 from excb.inference.basis import JACKKNIFE, WILSON
 from excb.references.guessing import MAJORITY, majority
 from excb.references.untrained import NETWORK
-from excb.results.result import Result
+from excb.results.result import ResultRecord
 
 from ..data.folders import is_imagenet
 from ..probes.failure import SameFeatures
@@ -221,7 +221,7 @@ def _relative_to(
     return scores | {RELATIVE_MCE: relative_corruption_error(hits, clean, reference)}
 
 
-def _with_means(result: Result, measured: RobustnessMeasurements) -> Result:
+def _with_means(result: ResultRecord, measured: RobustnessMeasurements) -> ResultRecord:
     """The result with figures that are not means over images: calibration errors and the relative drop."""
     figures = {CALIBRATION.format("clean"): calibration_error(measured.clean)}
     intervals, inference = dict(result.intervals), dict(result.inference)
@@ -238,7 +238,9 @@ def _with_means(result: Result, measured: RobustnessMeasurements) -> Result:
     return replace(result, figures=result.figures | rounded, intervals=intervals, inference=inference)
 
 
-def _with_other_sets(result: Result, ready: Ready, measured: RobustnessMeasurements, reporter: Reporter) -> Result:
+def _with_other_sets(
+    result: ResultRecord, ready: Ready, measured: RobustnessMeasurements, reporter: Reporter
+) -> ResultRecord:
     """The result with the figures of other sets beside those of the clean test images of the same classes."""
     figures, intervals, data = dict(result.figures), dict(result.intervals), dict(result.data)
     notes, inference = list(result.notes), dict(result.inference)
@@ -263,7 +265,7 @@ def _with_other_sets(result: Result, ready: Ready, measured: RobustnessMeasureme
     return replace(result, figures=figures, intervals=intervals, inference=inference, data=data, notes=notes)
 
 
-def _beside_references(result: Result, ready: Ready, votes: SameFeatures | None, clean: Tensor) -> Result:
+def _beside_references(result: ResultRecord, ready: Ready, votes: SameFeatures | None, clean: Tensor) -> ResultRecord:
     """The result with the accuracy of always naming the most frequent class, which no corruption changes, and of votes.
 
     Args:
@@ -326,7 +328,7 @@ def _of_result(file: Path, ready: Ready) -> Reference:
     """The errors of another robustness result on the same images."""
     if not file.is_file():
         raise UserError(f"--reference {file}: it is alexnet, untrained, or the file of a robustness result")
-    result, own = Result.read(file), ready.settings()
+    result, own = ResultRecord.read(file), ready.settings()
     require(result.protocol == "robustness", f"--reference {file} is of protocol {result.protocol}, not robustness")
     require(
         result.data["test"].get("fingerprint") == ready.task.test.fingerprint,
@@ -351,7 +353,7 @@ def _digest(clean: float, corrupted: Mapping[str, float]) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-def _show(ready: Ready, result: Result, reporter: Reporter) -> None:
+def _show(ready: Ready, result: ResultRecord, reporter: Reporter) -> None:
     figures, severities = result.figures, ready.options.ascending_severities
     for note in result.notes:
         reporter.note(note)

@@ -8,7 +8,7 @@ from typing import Any
 from excb.files.atomic import write_text
 from excb.files.csv_text import csv_table
 from excb.references.guessing import MAJORITY, TITLES
-from excb.results.result import Result
+from excb.results.result import ResultRecord
 
 from ..every.suite import StepOutcome
 from ..standings.forms import Sheet, sheet_as_latex, sheet_as_markdown, sheet_as_page
@@ -102,7 +102,7 @@ def _figures(
 def _majority(head: str, made: Sequence[StepOutcome]) -> HeadFigures:
     """The figures of answers without a look at an image, which are the same for all checkpoints."""
 
-    def of(result: Result | None) -> float | None:
+    def of(result: ResultRecord | None) -> float | None:
         return None if result is None else result.references[MAJORITY].get(head)
 
     figures = {each.step.name: value for each in made if (value := of(each.result)) is not None}

@@ -25,7 +25,7 @@ from excb.networks.backbone import weights_hash
 from excb.networks.preprocessing import Preprocessing
 from excb.references.baselines import PIXELS, features_without_network
 from excb.references.guessing import MAJORITY
-from excb.results.result import Result
+from excb.results.result import ResultRecord
 from excb.version import __version__
 
 from ..data.mapping import declared_pixels, on_one_mapping
@@ -190,7 +190,7 @@ class Sets:
         measured, checkpoint, clipped = made
         packed, arrays = measured.pack(), file.with_suffix(".npz")
         precision = {name: value for name, value in checkpoint.items() if name == "feature_precision"}
-        result = Result(
+        result = ResultRecord(
             protocol=COMMAND,
             figures={name: round(value, 4) for name, value in measured.figures.items()},
             settings=self.options.settings(opened) | precision | {"chosen": measured.chosen},
@@ -229,7 +229,7 @@ def _images(opened: OpenSet) -> dict[str, Any]:
     return {"train": of(opened.train), "test": of(opened.test), "version": __version__}
 
 
-def answers_of(result: Result, file: Path) -> tuple[Any, dict[str, Any]]:
+def answers_of(result: ResultRecord, file: Path) -> tuple[Any, dict[str, Any]]:
     """Targets and answers of a result, from the file beside it.
 
     Raises:

@@ -8,7 +8,7 @@ from excb.console import Reporter
 from excb.distributed.collectives import run_on_rank0
 from excb.errors import UserError
 from excb.networks.backbone import weights_hash
-from excb.results.result import Result
+from excb.results.result import ResultRecord
 
 from ..opening import task_on, warn_of_unknown
 from ..options import LabelledOptions
@@ -56,7 +56,7 @@ class Measuring:
     scratch: Path
     reporter: Reporter
 
-    def __call__(self, step: int, file: Path, known: str | None) -> Result | None:
+    def __call__(self, step: int, file: Path, known: str | None) -> ResultRecord | None:
         """See `watching.Measure`.
 
         Raises:

@@ -11,7 +11,7 @@ from excb.checkpoint import run_checkpoint
 from excb.console import Reporter, duration
 from excb.distributed.collectives import run_on_rank0
 from excb.errors import UserError
-from excb.results.result import Result
+from excb.results.result import ResultRecord
 from excb.version import __version__
 
 from ..protocols import headline
@@ -22,7 +22,7 @@ from .state import WatchState, steps_in_words
 
 # Measures a checkpoint's file, unless its weights have the given hash; None where they do, or where the run has removed
 # the file meanwhile. All ranks call it together.
-Measure = Callable[[int, Path, str | None], Result | None]
+Measure = Callable[[int, Path, str | None], ResultRecord | None]
 
 
 @dataclass(frozen=True)
@@ -120,7 +120,7 @@ class Watch:
             self._reporter.note(f"looking for new checkpoints every {duration(self._every)}; Ctrl-C ends the watch")
         return NextCheckpoint(over=over)
 
-    def record(self, upcoming: NextCheckpoint, result: Result | None) -> None:
+    def record(self, upcoming: NextCheckpoint, result: ResultRecord | None) -> None:
         """Write down what was measured, or why nothing was.
 
         Raises:
@@ -137,7 +137,7 @@ class Watch:
             self._forget(upcoming.step)
         shutil.rmtree(self._scratch, ignore_errors=True)
 
-    def _write_down(self, upcoming: NextCheckpoint, result: Result, stamp: str) -> None:
+    def _write_down(self, upcoming: NextCheckpoint, result: ResultRecord, stamp: str) -> None:
         assert upcoming.step is not None
         if upcoming.known is not None:
             self._reporter.warn(f"step {upcoming.step} was written again with other weights, and is measured anew")
@@ -242,7 +242,7 @@ def pause(seconds: float) -> None:
     time.sleep(seconds)
 
 
-def _measurement(step: int, stamp: str, result: Result, log: Log) -> CheckpointFigures:
+def _measurement(step: int, stamp: str, result: ResultRecord, log: Log) -> CheckpointFigures:
     epoch = result.checkpoint.get("epoch")
     return CheckpointFigures(
         step=step,

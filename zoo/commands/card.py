@@ -19,13 +19,13 @@ def run(options: argparse.Namespace) -> int:
     """Print the card: of the exported folder where there is one, else of the catalogue's row."""
     from excb.hub.catalogue import find
     from excb.hub.resolve import local_folder
-    from excb.results.result import Result
+    from excb.results.result import ResultRecord
 
     from ..card import card
 
     row = find(options.source)
     source = Path(options.source) if row is None else local_folder(row) or row
-    Reporter().answer(card(source, [Result.read(file) for file in options.results]))
+    Reporter().answer(card(source, [ResultRecord.read(file) for file in options.results]))
     return 0
 
 

@@ -13,7 +13,7 @@ from excb.console import Reporter
 from excb.errors import UserError
 from excb.features.precision import BOUND, check_precision
 from excb.networks.preprocessing import Preprocessing
-from excb.results.result import Result
+from excb.results.result import ResultRecord
 from excb.transfer.cli import main
 from excb.transfer.linear.probe import Probe
 from excb.transfer.probes.recipes import PROTOCOLS
@@ -104,8 +104,8 @@ def test_results_name_it_and_comparisons_warn(place: Path, tmp_path: Path, capsy
     for file in files:
         words = ["knn", "--ckpt", str(place / "run"), *sets, "--k", "3", "--no-cache", "--workers", "0", "--quiet"]
         assert main([*words, "--device", "cpu", "--feature-precision", file.stem, "--out", str(file)]) == 0
-    assert "feature_precision" not in Result.read(files[0]).settings
-    assert Result.read(files[1]).settings["feature_precision"] == "bf16"
+    assert "feature_precision" not in ResultRecord.read(files[0]).settings
+    assert ResultRecord.read(files[1]).settings["feature_precision"] == "bf16"
     capsys.readouterr()
     assert main(["compare", *map(str, files)]) == 0
     shown = capsys.readouterr()

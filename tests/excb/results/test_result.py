@@ -15,10 +15,10 @@ from excb import __version__
 from excb.errors import UserError
 from excb.files.atomic import write_text
 from excb.ledger import doubt
-from excb.results.result import Result, environment
+from excb.results.result import ResultRecord, environment
 
 
-def result(**values: Any) -> Result:
+def result(**values: Any) -> ResultRecord:
     given: dict[str, Any] = {
         "protocol": "knn",
         "figures": {"knn_top1_k20": 57.25},
@@ -27,7 +27,7 @@ def result(**values: Any) -> Result:
         "data": {"classes": 2},
         "seconds": 1.5,
     }
-    return Result(**given | values)
+    return ResultRecord(**given | values)
 
 
 def names(folder: Path) -> list[str]:
@@ -38,7 +38,7 @@ def test_claims_are_in_the_file_where_there_are_any() -> None:
     told = {"table1/excb/knn_top1": {"verdict": "PASS", "claimed": "71.0"}}
     answered = dataclasses.replace(result(), claims=told)
     assert json.loads(answered.to_json())["claims"] == told
-    assert Result.from_json(answered.to_json()) == answered
+    assert ResultRecord.from_json(answered.to_json()) == answered
     assert answered.protocol_hash == result().protocol_hash
 
 
@@ -46,8 +46,8 @@ def test_the_ledger_is_in_the_file_where_there_is_one_and_in_no_hash() -> None:
     plain = result()
     told = dataclasses.replace(plain, ledger=doubt("of 9 images look alike", ["a = b"], "remove them", of="test"))
     assert "ledger" not in json.loads(plain.to_json())
-    assert Result.from_json(plain.to_json()) == plain
-    assert Result.from_json(told.to_json()) == told
+    assert ResultRecord.from_json(plain.to_json()) == plain
+    assert ResultRecord.from_json(told.to_json()) == told
     assert told.protocol_hash == plain.protocol_hash
     assert told.remarks == ["test: 1 of 9 images looks alike, such as a = b: remove them"]
 
@@ -56,7 +56,7 @@ def test_the_ledger_is_in_the_file_where_there_is_one_and_in_no_hash() -> None:
 def test_a_ledger_of_another_form_is_refused(wrong: Any) -> None:
     values = json.loads(result().to_json()) | {"ledger": wrong}
     with pytest.raises(UserError, match="ledger"):
-        Result.from_json(json.dumps(values))
+        ResultRecord.from_json(json.dumps(values))
 
 
 def test_json_holds_everything() -> None:
@@ -91,7 +91,7 @@ FULL: dict[str, Any] = {
 
 def test_what_was_written_is_read_again() -> None:
     for written in (result(), result(**FULL)):
-        assert Result.from_json(written.to_json()) == written
+        assert ResultRecord.from_json(written.to_json()) == written
 
 
 def changed(**values: Any) -> str:
@@ -121,7 +121,7 @@ def changed(**values: Any) -> str:
 )
 def test_other_texts_are_refused_in_one_line(text: str, message: str) -> None:
     with pytest.raises(UserError, match=message) as caught:
-        Result.from_json(text, source="FILE")
+        ResultRecord.from_json(text, source="FILE")
     assert "\n" not in str(caught.value)
 
 
@@ -137,7 +137,7 @@ def test_protocol_hash_is_of_protocol_and_settings_alone() -> None:
 
 def test_protocol_hash_survives_the_file_where_keys_are_numbers() -> None:
     written = result(settings={"rate": {2: 0.1, 10: 0.2}})
-    assert Result.from_json(written.to_json()).protocol_hash == written.protocol_hash
+    assert ResultRecord.from_json(written.to_json()).protocol_hash == written.protocol_hash
 
 
 def test_figure_that_is_no_number_never_becomes_a_file_that_is_no_json() -> None:
@@ -196,9 +196,9 @@ def test_file_that_cannot_be_written_is_one_clear_error(tmp_path: Path) -> None:
 def test_a_file_that_cannot_be_read_is_refused_in_one_line(tmp_path: Path) -> None:
     file = tmp_path / "result.json"
     with pytest.raises(UserError, match=r"cannot read the result .*result\.json"):
-        Result.read(file)
+        ResultRecord.read(file)
     file.write_bytes(b"\xff")
     with pytest.raises(UserError, match=r"cannot read the result .*result\.json"):
-        Result.read(file)
+        ResultRecord.read(file)
     write_text(result().to_json(), file)
-    assert Result.read(file) == result(created=Result.read(file).created)
+    assert ResultRecord.read(file) == result(created=ResultRecord.read(file).created)

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from excb.errors import UserError
-from excb.results.result import Result
+from excb.results.result import ResultRecord
 from excb.results.rules import wrong_field
 from tests.transfer.result_files import result
 
@@ -51,4 +51,4 @@ def test_the_wrong_field_is_named(path: str, value: Any) -> None:
 def test_settings_that_are_no_json_are_refused(part: str) -> None:
     text = result({"knn_top1": 50.0}).to_json().replace('"similarity"', f'{part}, "similarity"')
     with pytest.raises(UserError):
-        Result.from_json(text)
+        ResultRecord.from_json(text)

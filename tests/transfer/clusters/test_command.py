@@ -23,7 +23,7 @@ from excb.console import Reporter
 from excb.errors import UserError
 from excb.hub.importing import import_file
 from excb.networks.architecture import Architecture
-from excb.results.result import Result
+from excb.results.result import ResultRecord
 from excb.transfer.cli import main
 from excb.transfer.clusters.files import has_parquet, read_sizes
 from excb.transfer.clusters.options import ClusterOptions
@@ -84,7 +84,7 @@ def test_the_folder_holds_what_a_naive_pass_finds(
     np.testing.assert_allclose([float(row["similarity"]) for row in rows], z.max(axis=1), atol=1e-5)
     assert [row["label"] for row in rows] == names
 
-    result = Result.from_json((out / "clusters.json").read_text())
+    result = ResultRecord.from_json((out / "clusters.json").read_text())
     assert result.protocol == "clusters"
     assert result.predictions["sha256"] == hashlib.sha256((out / "assignments.csv").read_bytes()).hexdigest()
     sizes = np.bincount(order[:, 0], minlength=30)

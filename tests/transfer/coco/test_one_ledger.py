@@ -11,7 +11,7 @@ from PIL import Image
 import excb
 from excb.errors import UserError
 from excb.ledger import LedgerEntry
-from excb.results.result import Result as Record
+from excb.results.result import ResultRecord
 from excb.transfer.coco.reading import open_coco
 from excb.transfer.data.concerns import OLD
 from excb.transfer.data.sources import open_source
@@ -85,7 +85,7 @@ def expected(table: dict[tuple[str, str, str], list[str]], column: int) -> set[L
 
 def of_annotations(result: Any) -> set[LedgerEntry]:
     """The entries of the train file, without those of the search for copies, read from the result's file."""
-    entries = Record.from_json(result.record.to_json()).ledger.entries
+    entries = ResultRecord.from_json(result.record.to_json()).ledger.entries
     return {entry for entry in entries if entry.of == "train" and "another name" not in entry.reason}
 
 

@@ -13,7 +13,7 @@ from torch import nn
 import excb
 from excb.console import Reporter
 from excb.errors import UserError
-from excb.results.result import Result
+from excb.results.result import ResultRecord
 from excb.transfer.cli import main
 from excb.transfer.compare import compare_results
 from excb.transfer.dense.layouts import folders
@@ -189,7 +189,7 @@ def test_areas_give_the_figures_again(place: Path, tmp_path: Path) -> None:
     file = tmp_path / "mine.json"
     assert main(command(place, file, "--heads", "knn", "linear", "logreg")) == 0
     assert sorted(path.name for path in tmp_path.iterdir()) == ["mine.areas.json", "mine.json", "mine.masks.png"]
-    result = Result.read(file)
+    result = ResultRecord.read(file)
     kept = json.loads((tmp_path / "mine.areas.json").read_text(encoding="utf-8"))
     assert (len(kept["images"]), kept["classes"]) == (5, list(CLASSES))
     for head in ("knn", "linear", "logreg"):
@@ -208,7 +208,7 @@ def test_results_are_compared_image_by_image(place: Path, tmp_path: Path, capsys
     assert main(command(place, files[0], "--heads", "knn", "linear")) == 0
     assert main(command(place, files[1], "--heads", "knn", "--stride", "8")) == 0
     found = compare_results(files[0], files[1], Reporter(quiet=True), table=False)
-    results = [Result.read(file).figures["dense_knn_miou"] for file in files]
+    results = [ResultRecord.read(file).figures["dense_knn_miou"] for file in files]
     figure = found["figures"]["dense_knn_miou"]
     assert list(found["figures"]) == ["dense_knn_miou"]
     assert [figure["first"], figure["second"]] == pytest.approx(results, abs=1e-3)
@@ -248,7 +248,7 @@ def test_two_processes_give_the_answer_of_one(place: Path, tmp_path: Path) -> No
     words = ("--mode", "window", "--resize", "80", "--heads", "knn", "linear")
     assert main(command(place, one, *words)) == 0
     assert launch("excb.transfer.cli", command(place, two, *words), 2) == 0
-    first, second = (Result.read(file) for file in (one, two))
+    first, second = (ResultRecord.read(file) for file in (one, two))
     assert (first.figures, first.intervals, first.protocol_hash) == (
         second.figures,
         second.intervals,
@@ -364,14 +364,14 @@ def test_options_of_all_reach_it_or_are_refused_by_name(
         )
     other = ["--network", "student", "--feature-precision", "bf16", "--pixels", "--cache", str(cache)]
     assert main([*words, *other]) == 0
-    made = Result.read(out / "dense.json")
+    made = ResultRecord.read(out / "dense.json")
     assert made.settings["feature_precision"] == made.checkpoint["feature_precision"] == "bf16"
     assert made.checkpoint["network"] == "student"
     assert "pixels" in made.references
     assert len(list(cache.rglob("description.json"))) == 2 or any(cache.rglob("*"))
     alone = tmp_path / "alone.json"
     assert main(["dense", *usual[:2], "--data", *masks[1:], *usual[4:], *other, "--quiet", "--out", str(alone)]) == 0
-    assert Result.read(alone).figures == made.figures
+    assert ResultRecord.read(alone).figures == made.figures
     capsys.readouterr()
     assert main([*words, "--network", "student", "--dry-run", "--json"]) == 0
     (step,) = json.loads(capsys.readouterr().out)["plan"]

@@ -64,7 +64,7 @@ def test_search_after_loading_uses_the_network_and_the_preprocessing_of_the_file
 @pytest.mark.parametrize(
     ("query", "message"),
     [
-        (3, r"a query is an image .* or a vector \[D\], not a int"),
+        (99, "there is no row 99: these are 20 rows"),
         (np.zeros(5), r"queries of shape \[1, 5\] do not fit: these vectors have 32 numbers"),
     ],
 )

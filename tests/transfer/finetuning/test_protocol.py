@@ -18,7 +18,7 @@ from excb.cli import Parser
 from excb.console import Reporter
 from excb.errors import UserError
 from excb.option_parser import add_option_fields, of_arguments
-from excb.results.result import Result
+from excb.results.result import ResultRecord
 from excb.transfer.compare import compare_results
 from excb.transfer.data.splits import stratified_split
 from excb.transfer.finetuning import logistic, protocol, training
@@ -55,12 +55,12 @@ def options_of(**values: Any) -> SemisupOptions | FinetuneOptions:
     return SemisupOptions(**values) if "percent" in values else FinetuneOptions(**values)
 
 
-def quiet(task: Task, **values: Any) -> tuple[Result, Predictions]:
+def quiet(task: Task, **values: Any) -> tuple[ResultRecord, Predictions]:
     made = measure(task, options_of(**values), Reporter(quiet=True))
     return made.result, made.scored
 
 
-def shown(task: Task, **values: Any) -> tuple[Result, Predictions]:
+def shown(task: Task, **values: Any) -> tuple[ResultRecord, Predictions]:
     """As `quiet`, with the table on the terminal."""
     made = measure(task, options_of(**values), Reporter(quiet=True))
     made.show(Reporter(quiet=True))
@@ -266,7 +266,7 @@ def test_one_seed(task: Task, tmp_path: Path, capsys: pytest.CaptureFixture[str]
     assert cells[2] == "{:.1f} to {:.1f}".format(*result.intervals["semisup_10pct_top1"])
     assert cells[1] == f"{result.figures['semisup_10pct_top1']:.2f}"
     assert report.write_result(result, predictions, tmp_path / "semisup.json")[0].is_file()
-    assert Result.from_json((tmp_path / "semisup.json").read_text()).figures == result.figures
+    assert ResultRecord.from_json((tmp_path / "semisup.json").read_text()).figures == result.figures
 
 
 def test_seeds_are_averaged(task: Task, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

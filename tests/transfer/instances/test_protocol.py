@@ -19,7 +19,7 @@ import excb
 from excb.console import Reporter
 from excb.errors import UserError
 from excb.features import precision
-from excb.results.result import Result
+from excb.results.result import ResultRecord
 from excb.transfer.cli import main
 from excb.transfer.compare import compare_results
 from excb.transfer.instances.descriptors import DescriptorOptions, Pooling
@@ -77,7 +77,7 @@ def task(place: Path, data: str, run: str = "run", **own: Any) -> InstanceTask:
 
 def measured(
     place: Path, data: str, run: str = "run", shared: dict[str, Any] | None = None, **own: Any
-) -> tuple[Result, InstanceMeasurements]:
+) -> tuple[ResultRecord, InstanceMeasurements]:
     asked = evaluation(place, data, run, shared, **own)
     made = asked.measure(asked.open(torch.device("cpu"), QUIET), QUIET)
     assert isinstance(made.write, InstanceFiles)
@@ -385,7 +385,7 @@ def test_two_processes_give_the_answer_of_one(place: Path, tmp_path: Path) -> No
     words = ("--whiten", str(place / "others"), "--quiet", "--out")
     assert main(command(place, "copydays", *words, str(one))) == 0
     assert launch("excb.transfer.cli", command(place, "copydays", *words, str(two)), 2) == 0
-    first, second = (Result.read(file) for file in (one, two))
+    first, second = (ResultRecord.read(file) for file in (one, two))
     assert (first.figures, first.intervals) == (second.figures, second.intervals)
     assert first.predictions["sha256"] == second.predictions["sha256"]
     pairs = [file.with_suffix(".pairs.csv").read_bytes() for file in (one, two)]

@@ -9,7 +9,7 @@ import pytest
 import excb
 from excb.console import Reporter
 from excb.errors import UserError
-from excb.results.result import Result
+from excb.results.result import ResultRecord
 from excb.transfer.knn import protocol
 from excb.transfer.knn.options import KnnOptions
 from excb.transfer.knn.protocol import check_ks, measure
@@ -38,7 +38,7 @@ def task(place: Path, test: str = "test", train: str = "train") -> Task:
     return Task.prepare(str(place / "run"), place / train, place / test, device="cpu", batch=8, workers=0)
 
 
-def quiet(task: Task, **options: Any) -> Result:
+def quiet(task: Task, **options: Any) -> ResultRecord:
     return measure(task, KnnOptions(**options), Reporter(quiet=True)).result
 
 

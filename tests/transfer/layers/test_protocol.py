@@ -10,7 +10,7 @@ import torch
 
 from excb.console import Reporter
 from excb.errors import UserError
-from excb.results.result import Result
+from excb.results.result import ResultRecord
 from excb.transfer.cli import main
 from excb.transfer.features.parts import Part, Shapes
 from excb.transfer.layers.cells import Cell, cells_of
@@ -46,21 +46,21 @@ def planted(tmp_path_factory: pytest.TempPathFactory) -> Task:
 
 
 @pytest.fixture(scope="module")
-def found(planted: Task) -> tuple[Result, Predictions]:
+def found(planted: Task) -> tuple[ResultRecord, Predictions]:
     return measured(planted, LONG)
 
 
-def measured(task: Task, options: LayersOptions) -> tuple[Result, Predictions]:
+def measured(task: Task, options: LayersOptions) -> tuple[ResultRecord, Predictions]:
     made = measure(task, options, QUIET)
     return made.result, made.scored
 
 
-def cell(result: Result, block: int, pooling: str) -> dict[str, Any]:
+def cell(result: ResultRecord, block: int, pooling: str) -> dict[str, Any]:
     (one,) = [each for each in result.settings["sweep"] if (each["block"], each["pooling"]) == (block, pooling)]
     return dict(one)
 
 
-def test_a_signal_in_one_block_and_one_patch_is_found_there(found: tuple[Result, Predictions]) -> None:
+def test_a_signal_in_one_block_and_one_patch_is_found_there(found: tuple[ResultRecord, Predictions]) -> None:
     """Only attention tells the marked patch from the others; a mean over patches is little better than guessing."""
     result, _ = found
     chosen = result.settings["chosen"]
@@ -152,7 +152,7 @@ def test_the_command_writes_figures_predictions_and_a_heat_map(
     assert "default" in shown
     names = {file.name for file in tmp_path.iterdir()}
     assert names == {"a.json", "a.npz", "a.confusion.png", "a.layers.png", "a.layers.svg"}
-    result = Result.read(tmp_path / "a.json")
+    result = ResultRecord.read(tmp_path / "a.json")
     assert set(result.figures) == {f"layers{part}_top{k}" for part in ("", "_default") for k in (1, 5)}
     assert set(result.intervals) == set(result.figures)
     assert kind_of("layers_default_top1") is not None
@@ -179,7 +179,7 @@ def test_two_processes_choose_as_one_does(place: Path, tmp_path: Path) -> None:
     words = ("--epochs", "2", "--quiet")
     assert main(command(place, "cnn", *words, "--out", str(one))) == 0
     assert launch("excb.transfer.cli", command(place, "cnn", *words, "--out", str(two)), 2) == 0
-    first, second = (Result.read(file) for file in (one, two))
+    first, second = (ResultRecord.read(file) for file in (one, two))
     assert first.settings == second.settings
     assert (first.figures, first.intervals) == (second.figures, second.intervals)
 
@@ -187,7 +187,7 @@ def test_two_processes_choose_as_one_does(place: Path, tmp_path: Path) -> None:
 def test_results_may_stand_in_a_leaderboard(place: Path, tmp_path: Path) -> None:
     file = tmp_path / "a.json"
     assert main(command(place, "cnn", "--epochs", "1", "--untrained", "--quiet", "--out", str(file))) == 0
-    assert "layers_top1" in Result.read(file).references["untrained"]
+    assert "layers_top1" in ResultRecord.read(file).references["untrained"]
     check_result(file)
 
 

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from excb.hub.catalogue import bundled_folder
-from excb.results.result import Result
+from excb.results.result import ResultRecord
 from excb.transfer.leaderboard import comparable
 from excb.transfer.protocol import FigureKind
 from excb.transfer.protocols import kind_of
@@ -18,7 +18,7 @@ KNN = result({"knn_top1_k20": 1})
 CLAIMS = {claim.id: claim for claim in claims()}
 
 
-def fields(found: Result, figure: str) -> dict[str, Any]:
+def fields(found: ResultRecord, figure: str) -> dict[str, Any]:
     kind = kind_of(figure)
     assert kind is not None
     return comparable.fields_of_result(found, kind)
@@ -65,7 +65,7 @@ def test_top5_of_older_versions_stands_apart_and_top1_does_not() -> None:
     ],
     ids=["k", "T", "resize", "epochs", "batch", "train", "split"],
 )
-def test_every_difference_is_named_alone(one: Result, other: Result, told: str) -> None:
+def test_every_difference_is_named_alone(one: ResultRecord, other: ResultRecord, told: str) -> None:
     first, second = (fields(each, next(iter(each.figures))) for each in (one, other))
     assert protocol_fields.differences(first, second) == [told]
     assert protocol_fields.digest(first) != protocol_fields.digest(second)
@@ -93,7 +93,7 @@ def test_what_was_found_or_drawn_defines_nothing() -> None:
         ("table1/simsiam/linear_top1", linear("simsiam", 71.3, plan="simsiam")),
     ],
 )
-def test_a_measured_figure_has_the_fields_of_the_published_one(claim: str, found: Result) -> None:
+def test_a_measured_figure_has_the_fields_of_the_published_one(claim: str, found: ResultRecord) -> None:
     kind = kind_of(CLAIMS[claim].figure)
     assert kind is not None
     assert comparable.of_claim(CLAIMS[claim], kind) == comparable.fields_of_result(found, kind)
@@ -103,7 +103,7 @@ def test_a_measured_figure_has_the_fields_of_the_published_one(claim: str, found
 def test_figures_of_our_own_checkpoint_are_on_the_registrys_images() -> None:
     folder = bundled_folder("tiny_grocery")
     assert folder is not None
-    found = Result.from_json((folder / "results" / "linear.json").read_text(encoding="utf-8"))
+    found = ResultRecord.from_json((folder / "results" / "linear.json").read_text(encoding="utf-8"))
     assert comparable.images_of_result(found) == comparable.ImagesKey("grocery128", "grocery128", "all")
     claim = CLAIMS["tiny_grocery/linear/linear_top1"]
     assert comparable.of_claim(claim, FigureKind("linear", "top-1")) == fields(found, "linear_top1")

@@ -11,7 +11,7 @@ import pytest
 
 from excb.hub.catalogue import BUNDLED, find
 from excb.ledger import doubt
-from excb.results.result import Result
+from excb.results.result import ResultRecord
 from excb.transfer.cli import main
 from excb.transfer.leaderboard import figure, tables
 from excb.transfer.leaderboard.board import Board, FigureSource, Group, LeaderboardRow, MeasuredResult
@@ -24,7 +24,7 @@ from tests.transfer.result_files import HOSTILE, linear, result, write
 OURS = ROOT / "leaderboard"
 
 
-def measured(*results: Result) -> list[MeasuredResult]:
+def measured(*results: ResultRecord) -> list[MeasuredResult]:
     return [
         MeasuredResult(each, FigureSource(f"{n}.json"), find(str(each.checkpoint["name"])))
         for n, each in enumerate(results)
@@ -98,7 +98,7 @@ def test_published_beside_reproduced(value: float, status: str) -> None:
 def test_a_claim_that_the_file_answers_is_judged_anew_for_a_checkpoint_of_any_name(value: float, status: str) -> None:
     told = {"table1/excb/linear_top1": {"verdict": "PASS", "claimed": "76.5"}}
     found = linear("my run", value)
-    row = the_row(boards(measured(Result(**{**vars(found), "claims": told})), claims()), "my run")
+    row = the_row(boards(measured(ResultRecord(**{**vars(found), "claims": told})), claims()), "my run")
     assert (row.status, row.cells["top-1"].published) == (status, ["76.5"])
 
 
@@ -113,7 +113,7 @@ def test_a_claim_that_was_read_from_the_file_itself_is_not_reproduced_by_it(tmp_
     for named in ([], [copy]):
         row = of_linear(named)
         assert (row.status, row.cells["top-1"].published) == ("measured", [])
-    recorded = Result.read(bundled)
+    recorded = ResultRecord.read(bundled)
     again = replace(recorded, checkpoint=recorded.checkpoint | {"name": "tiny_grocery"})
     copy.write_text(again.to_json(), encoding="utf-8")
     row = of_linear([copy])

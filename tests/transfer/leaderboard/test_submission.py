@@ -10,7 +10,7 @@ import torch
 
 from excb.errors import UserError
 from excb.inference.accuracy import accuracy_interval
-from excb.results.result import Result
+from excb.results.result import ResultRecord
 from excb.transfer.leaderboard.submission import check_result, submit
 from excb.transfer.reporting.predictions import Predictions
 from excb.transfer.reporting.report import write_result as write_all
@@ -41,8 +41,8 @@ def predicted(figures: dict[str, float], folder: Path, **changed: tuple[float, f
     return write_all(replace(result(figures), intervals=intervals | changed), predictions, folder / "mine.json")[0]
 
 
-def read(file: Path) -> Result:
-    return Result.from_json(file.read_text(encoding="utf-8"))
+def read(file: Path) -> ResultRecord:
+    return ResultRecord.from_json(file.read_text(encoding="utf-8"))
 
 
 def test_a_figure_that_its_predictions_do_not_give(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from torch.nn import functional as F
 from excb.checkpoint import run_checkpoint
 from excb.console import Reporter
 from excb.errors import UserError
-from excb.results.result import Result
+from excb.results.result import ResultRecord
 from excb.transfer.data.batches import Augmentation, TrainingBatches
 from excb.transfer.linear.options import LinearOptions
 from excb.transfer.linear.protocol import measure
@@ -63,12 +63,12 @@ def task(place: Path, run: str = "run", data: str = ".", *, exact: bool = True) 
     return prepared
 
 
-def quiet(task: Task, protocol: str = "resnet", **options: Any) -> tuple[Result, Predictions]:
+def quiet(task: Task, protocol: str = "resnet", **options: Any) -> tuple[ResultRecord, Predictions]:
     measured = measure(task, LinearOptions(protocol=protocol, **options), Reporter(quiet=True))
     return measured.result, measured.scored
 
 
-def top5(result: tuple[Result, Predictions]) -> list[list[int]]:
+def top5(result: tuple[ResultRecord, Predictions]) -> list[list[int]]:
     return result[1].values["linear_{}"].tolist()
 
 

@@ -15,7 +15,7 @@ import pytest
 from PIL import Image, ImageOps
 
 import excb
-from excb.results.result import Result
+from excb.results.result import ResultRecord
 from excb.transfer.cli import main
 from tests.browser import chromium
 from tests.forked import launch
@@ -168,7 +168,7 @@ def test_result_list_and_page_are_written(place: Path, tmp_path: Path, capsys: p
     assert main(words(place, "--ckpt", "conv4_photos", "--out", str(out))) == 0
     printed = capsys.readouterr().out
     assert "of 24 test images overlap with 60 train images" in printed
-    result = Result.read(out)
+    result = ResultRecord.read(out)
     assert result.protocol == "overlap"
     rows = list(csv.DictReader(io.StringIO((tmp_path / "overlap.pairs.csv").read_text())))
     assert {row["test"] for row in rows} >= {test for test, _ in expected()}
@@ -226,7 +226,7 @@ def test_two_processes_give_the_answer_of_one(place: Path, tmp_path: Path) -> No
         out = tmp_path / f"{processes}.json"
         line = words(place, "--ckpt", "conv4_photos", "--out", str(out))
         assert (main(line) if processes == 1 else launch("excb.transfer.cli", line, 2)) == 0
-        results.append((Result.read(out).figures, out.with_name(f"{processes}.pairs.csv").read_text()))
+        results.append((ResultRecord.read(out).figures, out.with_name(f"{processes}.pairs.csv").read_text()))
     assert results[0] == results[1]
 
 

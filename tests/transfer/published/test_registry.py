@@ -11,7 +11,7 @@ import pytest
 from excb.errors import UserError
 from excb.hub.catalogue import BUNDLED, checkpoints, find
 from excb.pretrain.overrides import apply, find_recipe
-from excb.results.result import Result
+from excb.results.result import ResultRecord
 from excb.transfer.published.claim import Claim
 from excb.transfer.published.registry import claims, select, titles
 from tests import paper
@@ -151,7 +151,7 @@ def test_claims_of_our_own_are_those_of_the_result_files(checkpoint: str) -> Non
     files = {claim.source for claim in ours}
     assert {BUNDLED.parents[1] / file for file in files} >= {*(BUNDLED / checkpoint / "results").glob("*knn.json")}
     for claim in ours:
-        result = Result.from_json((BUNDLED.parents[1] / claim.source).read_text(encoding="utf-8"))
+        result = ResultRecord.from_json((BUNDLED.parents[1] / claim.source).read_text(encoding="utf-8"))
         assert str(result.figures[claim.figure]) == claim.value
         for part in ("train", "test"):
             assert result.data[part]["fingerprint"] == getattr(claim.data, f"{part}_fingerprint")

@@ -19,7 +19,7 @@ from excb.images.scanning import scan_folder
 from excb.networks.preprocessing import Preprocessing
 from excb.references import patches
 from excb.references.untrained import estimate_batchnorm
-from excb.results.result import Result
+from excb.results.result import ResultRecord
 from excb.transfer.cli import main
 from excb.transfer.knn.options import KnnOptions
 from excb.transfer.knn.protocol import measure
@@ -54,7 +54,7 @@ def test_every_accuracy_has_its_references(place: Path, capsys: pytest.CaptureFi
     out = capsys.readouterr().out
     assert "References, %" in out
     assert "untrained" in out.partition("References")[2]
-    found = Result.read(file)
+    found = ResultRecord.read(file)
     # Twelve of twenty-one train images, and eight of fourteen test images, are dogs; there are four classes.
     assert found.references["majority"] == {"knn_top1_k5": round(100 * 8 / 14, 4), "knn_top5_k5": 100.0}
     assert found.references["chance"] == {"knn_top1_k5": 25.0, "knn_top5_k5": 100.0}
@@ -92,7 +92,7 @@ def test_features_that_no_network_makes(
 ) -> None:
     file = place / "out" / f"{name}.json"
     assert knn(place, option, "--out", str(file), "--quiet") == 0
-    found = Result.read(file)
+    found = ResultRecord.read(file)
 
     def side(part: str) -> tuple[np.ndarray, list[str]]:
         files = sorted(each for each in (place / "data" / part).rglob("*") if each.is_file())
@@ -114,7 +114,7 @@ def test_linear_heads_and_rankings_beside_the_same_references(place: Path) -> No
         usual = ["--ckpt", str(place / "run"), "--data", str(place / "data"), "--no-cache", "--workers", "0"]
         references = ["--pixels", "--histogram", "--patches", "--untrained"]
         assert main([*words, *usual, *references, "--quiet", "--out", str(file)]) == 0
-        found = Result.read(file)
+        found = ResultRecord.read(file)
         without_network = {"pixels", "colour_histogram", "patches"}
         assert without_network | {"untrained"} <= set(found.references)
         assert all(set(found.references[name]) == set(found.figures) for name in without_network)
@@ -128,7 +128,7 @@ def test_patches_are_fitted_on_the_train_images_alone(place: Path) -> None:
     layer: Any = patches.fitted(train, transform)
     sides = [features_by_loop(layer, place / "data" / part, transform) for part in ("train", "test")]
     top1, _ = knn_by_loop(*sides[0], *sides[1], k=5, temperature=0.07)
-    found = Result.read(file)
+    found = ResultRecord.read(file)
     assert found.references["patches"]["knn_top1_k5"] == pytest.approx(top1, abs=1e-3)
     assert set(found.references) == {"majority", "chance", "patches"}
     options: dict[str, Any] = {"data": place / "data", "k": [5], "device": "cpu", "workers": 0, "quiet": True}
@@ -175,7 +175,7 @@ def test_an_untrained_checkpoint_gets_the_statistics_of_the_train_images(
     file = place / "out" / "conv4.json"
     assert knn(place, "--resize", "32", "--crop", "32", "--out", str(file), ckpt="untrained:conv4") == 0
     capsys.readouterr()
-    found = Result.read(file)
+    found = ResultRecord.read(file)
     assert found.checkpoint["name"] == "untrained:conv4"
     assert "random weights, with the BatchNorm statistics of the train images" in found.notes
     backbone = excb.load("untrained:conv4")
@@ -200,7 +200,7 @@ def test_figures_below_guessing_are_warned_of(capsys: pytest.CaptureFixture[str]
     assert "warning: knn_top1_k20 of 40.00 % is below" in err
 
 
-def measured_hits(found: Result, hits: dict[str, Sequence[bool]]) -> Answered:
+def measured_hits(found: ResultRecord, hits: dict[str, Sequence[bool]]) -> Answered:
     """A result and its answers of images of class 0, of which some are taken for class 1."""
     values = {
         name.replace("top1", "{}"): torch.tensor([[int(not right)] for right in each]) for name, each in hits.items()
@@ -246,7 +246,7 @@ def test_another_checkpoint_is_a_reference_under_its_own_name(place: Path) -> No
     assert knn(place, "--against", other, "--out", str(out)) == 0
     alone = place / "alone.json"
     assert knn(place, "--out", str(alone), ckpt=other) == 0
-    assert Result.read(out).references[other] == Result.read(alone).figures
+    assert ResultRecord.read(out).references[other] == ResultRecord.read(alone).figures
 
 
 def test_the_head_is_blamed_where_neighbours_on_its_features_beat_guessing() -> None:
@@ -271,9 +271,9 @@ def test_a_result_below_guessing_says_so_in_its_notes(place: Path) -> None:
 def test_results_without_references_are_read_and_written_as_before() -> None:
     old = result({"knn_top1_k20": 40.0})
     assert "references" not in json.loads(old.to_json())
-    assert Result.from_json(old.to_json()) == old
+    assert ResultRecord.from_json(old.to_json()) == old
     new = replace(old, references={"chance": {"knn_top1_k20": 1.0}})
-    assert Result.from_json(new.to_json()) == new
+    assert ResultRecord.from_json(new.to_json()) == new
 
 
 def test_figures_that_guessing_nearly_reaches_are_doubted() -> None:

@@ -15,7 +15,7 @@ from torch import nn
 
 from excb.errors import UserError
 from excb.networks.backbone import weights_hash
-from excb.results.result import Result
+from excb.results.result import ResultRecord
 from excb.transfer.reporting import confusion
 from excb.transfer.reporting.predictions import Predictions
 from excb.transfer.reporting.report import make_result, read_result, write_result
@@ -43,7 +43,7 @@ def task(tmp_path_factory: pytest.TempPathFactory) -> Task:
     return Task.prepare(str(place / "run"), place / "train", place / "test", device="cpu", workers=0)
 
 
-def reported(task: Task, **values: Any) -> Result:
+def reported(task: Task, **values: Any) -> ResultRecord:
     given: dict[str, Any] = {"protocol": "knn", "settings": {"k": [1, 2]}, "scored": KNOWN, "seconds": 1.2345}
     return make_result(task, **given | values)
 

@@ -12,7 +12,7 @@ from PIL import Image
 from excb.checkpoint import exported
 from excb.hub.catalogue import bundled_folder
 from excb.remote.home import home
-from excb.results.result import Result
+from excb.results.result import ResultRecord
 from excb.transfer.cli import main
 from excb.transfer.published.registry import claims, select
 from tests.clone import SHARED
@@ -110,7 +110,7 @@ def test_the_bundled_checkpoint_passes(place: Path, tmp_path: Path, reproduce: C
     assert told["counts"] == {"PASS": 1, "FAIL": 0, "CANNOT": 0}
     assert told["claims"][0]["measured"] == 100
     file = tmp_path / "out" / "tiny_grocery-nearest.json"
-    result = Result.from_json(file.read_text(encoding="utf-8"))
+    result = ResultRecord.from_json(file.read_text(encoding="utf-8"))
     assert result.protocol == "knn"
     assert result.claims["recorded/colours/knn_top1_k1"]["verdict"] == "PASS"
     assert result.claims["recorded/colours/knn_top1_k1"]["claimed"] == "100.0"
@@ -140,7 +140,7 @@ def test_claims_about_clusters_are_measured_by_the_command_of_clusters(
     assert passed.pop("wrong/empty_clusters") == "CANNOT"  # nobody states the precision of the paper's inference
     assert set(passed.values()) == {"PASS"}
     assert len(passed) == 5
-    result = Result.read(out / "tiny_grocery-clusters" / "clusters.json")
+    result = ResultRecord.read(out / "tiny_grocery-clusters" / "clusters.json")
     assert result.claims["assigned/right/empty_clusters"]["verdict"] == "PASS"
     assert main([*words, "--data", str(place / "data" / "test")]) == 3
     assert "8 train images, not 12" in capsys.readouterr().out

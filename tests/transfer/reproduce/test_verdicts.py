@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from excb.results.result import Result
+from excb.results.result import ResultRecord
 from excb.transfer.published.claim import Claim, ClaimImages
 from excb.transfer.published.registry import claims, select
 from excb.transfer.reproduce.verdicts import judge, other_images
@@ -16,8 +16,8 @@ from excb.transfer.reproduce.verdicts import judge, other_images
 (BOX,) = select("table5/excb/bbox_AP", claims())
 
 
-def measured(claim: Claim, value: str, interval: tuple[str, str] | None = None) -> Result:
-    return Result(
+def measured(claim: Claim, value: str, interval: tuple[str, str] | None = None) -> ResultRecord:
+    return ResultRecord(
         protocol="any",
         figures={claim.figure: float(value)},
         settings={},

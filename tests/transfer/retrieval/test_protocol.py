@@ -13,7 +13,7 @@ from sklearn.metrics import average_precision_score
 import excb
 from excb.console import Reporter
 from excb.errors import UserError
-from excb.results.result import Result
+from excb.results.result import ResultRecord
 from excb.transfer.cli import main
 from excb.transfer.compare import compare_results
 from excb.transfer.leaderboard.submission import check_result
@@ -115,7 +115,7 @@ def test_two_processes_give_the_answer_of_one(place: Path, tmp_path: Path) -> No
     one, two = tmp_path / "one.json", tmp_path / "two.json"
     assert main(command(place, one, "--gallery", "test")) == 0
     assert launch("excb.transfer.cli", command(place, two, "--gallery", "test"), 2) == 0
-    first, second = (Result.from_json(file.read_text(encoding="utf-8")) for file in (one, two))
+    first, second = (ResultRecord.from_json(file.read_text(encoding="utf-8")) for file in (one, two))
     assert (first.figures, first.intervals) == (second.figures, second.intervals)
     assert first.predictions["sha256"] == second.predictions["sha256"]
 
@@ -161,7 +161,7 @@ def test_the_leaderboard_shows_it(place: Path, tmp_path: Path) -> None:
     text = (tmp_path / "board" / "leaderboard.md").read_text(encoding="utf-8")
     table = text.partition("## Retrieval of images of the same class")[2].partition("\n## ")[0]
     assert "| mAP | R-precision | recall@1 | recall@5 | recall@10 |" in table
-    figures = Result.from_json(file.read_text(encoding="utf-8")).figures
+    figures = ResultRecord.from_json(file.read_text(encoding="utf-8")).figures
     assert all(f"| {value:.2f} |" in table for value in figures.values())  # 21 images: no intervals
 
 

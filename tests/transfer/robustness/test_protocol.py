@@ -15,7 +15,7 @@ from torchvision import transforms
 import excb
 from excb.console import Reporter
 from excb.errors import UserError
-from excb.results.result import Result
+from excb.results.result import ResultRecord
 from excb.transfer.cli import main
 from excb.transfer.compare import compare_results
 from excb.transfer.data.classes import labelled_folder
@@ -113,7 +113,7 @@ def test_figures_are_those_of_a_loop(place: Path) -> None:
     loop = Loop(place)
     reference = place / "reference.json"
     assert main(command(place, "--l2", "5", "--out", str(reference))) == 0
-    base = Result.read(reference)
+    base = ResultRecord.read(reference)
     measured = measure(task(place), replace(OPTIONS, reference=str(reference)), QUIET)
     result, scored = measured.result, measured.scored
     clean, clean_error = loop.judged(loop.probabilities(features_by_loop(loop.backbone, place / "data" / "test")[0]))
@@ -219,7 +219,7 @@ def test_on_imagenet_errors_are_relative_to_alexnets(place: Path, monkeypatch: p
 def test_a_reference_on_other_images_is_refused(place: Path, tmp_path: Path) -> None:
     file = tmp_path / "some.json"
     assert main(command(place, "--images", "14", "--out", str(file))) == 0
-    assert Result.read(file).data["test"]["images"] == 14
+    assert ResultRecord.read(file).data["test"]["images"] == 14
     with pytest.raises(UserError, match="is of other test images"):
         measure(task(place), replace(OPTIONS, reference=str(file)), QUIET)
     assert main(command(place, "--severities", "1", "--out", str(file))) == 0
@@ -254,7 +254,7 @@ def test_files_are_recounted_compared_and_listed(place: Path, tmp_path: Path) ->
     names = {path.name for path in tmp_path.iterdir()}
     assert names == {f"{one}.{kind}" for one in "ab" for kind in ("json", "npz", "severity.png")}
     assert any("recounted" in line for line in check_result(files[0]))
-    result = Result.read(files[0])
+    result = ResultRecord.read(files[0])
     assert result.references["untrained"].keys() >= {"robustness_clean_top1", "robustness_corrupted_ece"}
     assert compare_results(files[0], files[1], QUIET, figure="robustness_clean_top1", table=False)["figures"]
     assert main(["leaderboard", str(tmp_path), "--out", str(tmp_path / "board"), "--quiet"]) == 0
@@ -288,7 +288,7 @@ def test_two_processes_give_the_answer_of_one(place: Path, tmp_path: Path) -> No
     words = [*usual(place), "--corruptions", "none", "--also", str(place / "sketch")]
     assert main([*words, "--out", str(one)]) == 0
     assert launch("excb.transfer.cli", [*words, "--out", str(two)], 2) == 0
-    first, second = (Result.read(file) for file in (one, two))
+    first, second = (ResultRecord.read(file) for file in (one, two))
     assert (first.figures, first.intervals, first.protocol_hash) == (
         second.figures,
         second.intervals,

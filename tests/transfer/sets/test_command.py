@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from excb.results.result import Result
+from excb.results.result import ResultRecord
 from excb.transfer.cli import main
 from tests import forked
 from tests.run_files import write_run
@@ -72,7 +72,7 @@ def test_k_nn_is_that_of_the_protocol(place: Path, tmp_path: Path) -> None:
         out = tmp_path / f"{name}.json"
         assert main(["knn", *ckpt, "--data", data, "--k", "3", "--out", str(out)]) == 0
         (own,) = (tmp_path / "sets").glob(f"a*/{name}.json")
-        assert Result.read(own).figures["knn"] == pytest.approx(Result.read(out).figures[figure], abs=1e-3)
+        assert ResultRecord.read(own).figures["knn"] == pytest.approx(ResultRecord.read(out).figures[figure], abs=1e-3)
 
 
 def test_a_killed_run_is_resumed(place: Path, tmp_path: Path) -> None:

@@ -1,0 +1,184 @@
+"""Embeddings as a table: rows that are chosen, several sets joined, and what other programs take."""
+
+import csv
+import os
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from excb.errors import UserError, require
+from excb.files.atomic import new_file
+from excb.neighbours.unit_rows import Rows
+
+from .vectors import ArrayRows, ChosenRows, Vectors
+
+if TYPE_CHECKING:
+    import pandas
+    import pyarrow
+
+_SAME = ("weights_sha256", "preprocessing", "network", "features")  # facts of networks whose vectors are comparable
+
+
+def row_of(made: Vectors, key: str | int | np.integer) -> int:
+    """The number of the row that a path or a number names; a negative number counts from the end.
+
+    Raises:
+        KeyError: there is no such path.
+        IndexError: there is no such row.
+    """
+    if isinstance(key, str):
+        if (row := made.numbers.get(key)) is None:
+            raise KeyError(f"no image {key} below {made.root}")
+        return row
+    if not -len(made) <= key < len(made):
+        raise IndexError(f"row {key} of {len(made):,}")
+    return int(key) % len(made)
+
+
+def chosen_rows(made: Vectors, key: Any) -> np.ndarray:
+    """Numbers of the rows, int64 [n], that a slice, a mask [N] or a sequence of paths and numbers chooses.
+
+    Raises:
+        KeyError, IndexError: there is no such path or row, or the mask has another length.
+    """
+    if isinstance(key, slice):
+        return np.arange(len(made))[key].astype(np.int64)
+    several = np.asarray(key) if not isinstance(key, np.ndarray) else key
+    if several.dtype == bool:
+        if several.shape != (len(made),):
+            raise IndexError(f"a mask of shape {list(several.shape)} for {len(made):,} rows")
+        return np.flatnonzero(several).astype(np.int64)
+    return np.array([row_of(made, each) for each in several.tolist()], np.int64)
+
+
+def subset_of(rows: Rows, numbers: np.ndarray) -> Rows:
+    """Some rows in an order of their own; ascending ones are read when they are needed."""
+    if len(numbers) < 2 or (np.diff(numbers) > 0).all():
+        return ChosenRows(rows, numbers)
+    order = np.unique(numbers)
+    held = ChosenRows(rows, order).rows(0, len(order))
+    return ArrayRows(held[torch.from_numpy(np.searchsorted(order, numbers))].numpy())
+
+
+def joined(several: Sequence[Vectors]) -> Vectors:
+    """Several embeddings as one, in their order; paths start from the folder that holds all of their roots.
+
+    Raises:
+        UserError: there are none, other networks made them, or an image is in two of them.
+    """
+    require(bool(several), "there is nothing to concatenate: pass one or several embeddings")
+    first = several[0]
+    for other in several[1:]:
+        if unlike := [name for name in _SAME if first.model.get(name) != other.model.get(name)]:
+            raise UserError(
+                f"vectors of {first.root} and of {other.root} were made in different ways ({', '.join(unlike)}): embed "
+                "both with the same network"
+            )
+    roots = [each.root for each in several]
+    if len(set(roots)) == 1:
+        root, paths = first.root, [path for each in several for path in each.paths]
+    else:
+        try:
+            root = os.path.commonpath([Path(each).absolute() for each in roots])
+        except ValueError:  # of several disks
+            root = ""
+        starts = [os.path.relpath(each, root) if root else each for each in roots]
+        paths = [
+            path if start == os.curdir else f"{Path(start).as_posix()}/{path}"
+            for start, each in zip(starts, several, strict=True)
+            for path in each.paths
+        ]
+    again, times = Counter(paths).most_common(1)[0] if paths else ("", 1)
+    require(times == 1, f"{again} is in two of these embeddings: leave it out of one")
+    unreadable = {path: why for each in several for path, why in each.unreadable.items()}
+    ledger = sum((each.ledger for each in several[1:]), first.ledger)
+    return Vectors(JoinedRows([each.rows for each in several]), paths, root, first.model, unreadable, ledger)
+
+
+class JoinedRows:
+    """Rows of several sources, one after the other."""
+
+    def __init__(self, parts: Sequence[Rows]) -> None:
+        self._parts = parts
+        self._starts = np.cumsum([0, *map(len, parts)])
+
+    @property
+    def width(self) -> int:
+        """D."""
+        return self._parts[0].width
+
+    def __len__(self) -> int:
+        return int(self._starts[-1])
+
+    def rows(self, start: int, stop: int) -> torch.Tensor:
+        """Rows [stop - start, D]."""
+        stop = min(stop, len(self))
+        pieces = [
+            part.rows(max(0, start - first), min(len(part), stop - first))
+            for first, part in zip(self._starts.tolist(), self._parts, strict=False)
+            if start < first + len(part) and first < stop
+        ]
+        return torch.cat(pieces) if pieces else torch.empty(0, self.width)
+
+
+def columns_of(width: int) -> list[str]:
+    """Names of the columns of vectors: v0, v1, ..."""
+    return [f"v{number}" for number in range(width)]
+
+
+def to_pandas(made: Vectors, vectors: np.ndarray) -> "pandas.DataFrame":
+    """A data frame with a row for each image: its path as the index, and columns v0, v1, ...
+
+    Raises:
+        UserError: pandas is not installed.
+    """
+    try:
+        import pandas
+    except ImportError:
+        raise UserError("to_pandas needs pandas: pip install pandas") from None
+    index = pandas.Index(list(made.paths), name="path")
+    return pandas.DataFrame(vectors, index=index, columns=columns_of(made.rows.width))
+
+
+def to_arrow(made: Vectors, vectors: np.ndarray) -> "pyarrow.Table":
+    """A table of Arrow with the columns `path` and `vector`, a fixed-size list of float32.
+
+    Raises:
+        UserError: pyarrow is not installed.
+    """
+    try:
+        import pyarrow
+    except ImportError:
+        raise UserError("Arrow needs pyarrow: pip install 'excb[parquet]'") from None
+    paths = [path.encode("utf-8", "backslashreplace").decode() for path in made.paths]
+    values = pyarrow.array(np.ascontiguousarray(vectors).reshape(-1))
+    lists = pyarrow.FixedSizeListArray.from_arrays(values, made.rows.width)
+    return pyarrow.table({"path": pyarrow.array(paths, pyarrow.string()), "vector": lists})
+
+
+def write_csv(made: Vectors, file: Path) -> Path:
+    """Write path, v0, v1, ..., some thousand rows at a time; the file appears whole or not at all.
+
+    Raises:
+        UserError: it cannot be written.
+    """
+    with (
+        new_file(file, advice="name another file") as temporary,
+        temporary.open("w", newline="", encoding="utf-8", errors="surrogateescape") as stream,
+    ):
+        writer = csv.writer(stream)
+        writer.writerow(["path", *columns_of(made.rows.width)])
+        writer.writerows(_lines(made))
+    return file
+
+
+def _lines(made: Vectors) -> Iterator[list[Any]]:
+    start = 0
+    for part in made.parts():
+        for path, row in zip(made.paths[start : start + len(part)], part, strict=True):
+            yield [path, *(f"{value:.9g}" for value in row.tolist())]
+        start += len(part)
