@@ -1,5 +1,6 @@
-"""Near-duplicates: groups of images linked by a high cosine, found by comparing every pair, tile by tile."""
+"""Near-duplicates: groups of images around one that all are alike, found by comparing every pair, tile by tile."""
 
+import heapq
 from collections.abc import Callable
 
 import numpy as np
@@ -16,7 +17,10 @@ MOST_PAIRS = 20_000_000
 
 
 def groups(rows: Rows, cosine: float, progress: Callable[[int], None] = lambda _done: None) -> list[list[int]]:
-    """Groups of rows that are linked by pairs of at least this cosine, the largest first, rows ascending.
+    """Groups of rows that have at least this cosine with one of them, the largest first, rows ascending.
+
+    The row with the most such neighbours is the centre of the first group, of those that are left the next one's, and
+    so on. Groups are no chains: whatever is in one is near its centre, and no row is in two.
 
     Args:
         rows: [N, D].
@@ -26,9 +30,6 @@ def groups(rows: Rows, cosine: float, progress: Callable[[int], None] = lambda _
     Raises:
         UserError: the cosine is out of range, or so low that there are more than `MOST_PAIRS` pairs.
     """
-    from scipy.sparse import coo_array
-    from scipy.sparse.csgraph import connected_components
-
     require(-1 < cosine <= 1, f"near-duplicates have a cosine above -1 and at most 1, such as 0.95, not {cosine:g}")
     N, links, pairs = len(rows), list[np.ndarray](), 0
     with exact_products(torch.device("cpu")):
@@ -43,11 +44,38 @@ def groups(rows: Rows, cosine: float, progress: Callable[[int], None] = lambda _
                 links.append(near)
             progress(len(left))
     first, second = np.concatenate([np.empty((2, 0), np.int64), *links], axis=1)
-    graph = coo_array((np.ones(len(first), np.int8), (first, second)), shape=(N, N))
-    _, labels = connected_components(graph, directed=False)
-    order = np.argsort(labels, kind="stable")
-    parts = np.split(order, np.flatnonzero(np.diff(labels[order])) + 1)
-    return sorted((part.tolist() for part in parts if len(part) > 1), key=lambda part: (-len(part), part[0]))
+    found = stars(first, second, N)
+    return sorted((sorted(each) for each in found), key=lambda group: (-len(group), group[0]))
+
+
+def stars(first: np.ndarray, second: np.ndarray, nodes: int) -> list[list[int]]:
+    """Groups of nodes of a graph, each the node with the most neighbours that are in no group yet, and these.
+
+    Args:
+        first: one end of every edge, int64 [E], each edge once.
+        second: the other.
+        nodes: how many; of equal ones the first is taken.
+    """
+    ends = np.concatenate([first, second])
+    order = np.argsort(ends, kind="stable")
+    neighbours = np.split(np.concatenate([second, first])[order], np.searchsorted(ends[order], np.arange(1, nodes)))
+    left = np.bincount(ends, minlength=nodes)
+    waiting = [(-int(count), node) for node, count in enumerate(left) if count]
+    heapq.heapify(waiting)
+    free, found = np.ones(nodes, bool), list[list[int]]()
+    while waiting:
+        count, node = heapq.heappop(waiting)
+        if not free[node] or not left[node]:
+            continue
+        if -count != left[node]:  # some of its neighbours were taken since
+            heapq.heappush(waiting, (-int(left[node]), node))
+            continue
+        group = [node, *(int(other) for other in neighbours[node] if free[other])]
+        free[group] = False
+        for member in group:
+            left[neighbours[member]] -= 1
+        found.append(group)
+    return found
 
 
 def _unit(rows: Rows, start: int, stop: int) -> torch.Tensor:

@@ -193,7 +193,7 @@ class Embeddings(Vectors):
         return backbone
 
     def near_duplicates(self, cosine: float = 0.95) -> list[list[str]]:
-        """Groups of images that are linked by pairs of at least this cosine: the largest first, each sorted by path.
+        """Groups of images that have at least this cosine with one of them: the largest first, each sorted by path.
 
         Every pair is compared: N^2 x D multiplications, and no more memory than for some thousand rows.
 

@@ -64,7 +64,7 @@ def test_search_after_loading_uses_the_network_and_the_preprocessing_of_the_file
 @pytest.mark.parametrize(
     ("query", "message"),
     [
-        (99, "there is no row 99: these are 20 rows"),
+        (99, "there is no row 99: these are 12 rows"),
         (np.zeros(5), r"queries of shape \[1, 5\] do not fit: these vectors have 32 numbers"),
     ],
 )
@@ -75,16 +75,23 @@ def test_a_wrong_query_is_told_clearly(run: Path, photos: Path, query: Any, mess
 
 def groups_by_loop(vectors: np.ndarray, cosine: float) -> list[list[int]]:
     unit = vectors / np.linalg.norm(vectors, axis=1, keepdims=True).clip(1e-300)
-    left, found = set(range(len(vectors))), []
+    left, found = list(range(len(vectors))), []
     while left:
-        group, waiting = set[int](), [min(left)]
-        while waiting:
-            row = waiting.pop()
-            group.add(row)
-            waiting += [other for other in left - group if unit[row] @ unit[other] >= cosine - 1e-9]
-        left -= group
-        found.append(sorted(group))
+        around = {
+            row: [other for other in left if unit[row] @ unit[other] >= cosine - 1e-9 or other == row] for row in left
+        }
+        centre = max(left, key=lambda row: (len(around[row]), -row))
+        found.append(sorted(around[centre]))
+        left = [row for row in left if row not in around[centre]]
     return sorted((group for group in found if len(group) > 1), key=lambda group: (-len(group), group[0]))
+
+
+def test_groups_are_no_chains() -> None:
+    angles = np.deg2rad(np.arange(0, 90, 5))
+    steps = np.stack([np.cos(angles), np.sin(angles)], 1).astype(np.float32)  # each near the next one only
+    found = groups(ArrayRows(steps), np.cos(np.deg2rad(5.1)))
+    assert max(map(len, found)) == 3
+    assert len({row for group in found for row in group}) == sum(map(len, found))
 
 
 @pytest.mark.parametrize("cosine", [0.5, 0.9, 0.99, 1.0])

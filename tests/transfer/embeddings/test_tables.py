@@ -96,7 +96,7 @@ def test_concatenated_paths_start_from_a_common_folder(tmp_path: Path) -> None:
 
 
 def test_what_does_not_belong_together_is_not_concatenated() -> None:
-    with pytest.raises(UserError, match="a/0.png is in two of these embeddings"):
+    with pytest.raises(UserError, match=r"a/0\.png is in two of these embeddings"):
         excb.Embeddings.concatenate([made(), made()])
     with pytest.raises(UserError, match=r"in different ways \(weights_sha256\): embed both with the same network"):
         excb.Embeddings.concatenate([made(), made("others", weights_sha256="2")])
