@@ -87,7 +87,7 @@ class Embeddings(Vectors):
         Raises:
             UserError: other networks made them, or an image is in two of them.
         """
-        made = tables.joined(several)
+        made = tables.joined_embeddings(several)
         return cls(made.rows, made.paths, made.root, made.model, made.unreadable, made.ledger, several[0].backbone)
 
     def to_pandas(self) -> "pandas.DataFrame":

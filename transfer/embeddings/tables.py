@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
+from excb.console import plural
 from excb.errors import UserError, require
 from excb.files.atomic import new_file
 from excb.neighbours.unit_rows import Rows
@@ -50,7 +51,7 @@ def chosen_rows(made: Vectors, key: Any) -> np.ndarray:
     several = np.asarray(key) if not isinstance(key, np.ndarray) else key
     if several.dtype == bool:
         if several.shape != (len(made),):
-            raise IndexError(f"a mask of shape {list(several.shape)} for {len(made):,} rows")
+            raise IndexError(f"a mask of shape {list(several.shape)} for {plural(len(made), 'row')}")
         return np.flatnonzero(several).astype(np.int64)
     return np.array([row_of(made, each) for each in several.tolist()], np.int64)
 
@@ -64,7 +65,7 @@ def subset_of(rows: Rows, numbers: np.ndarray) -> Rows:
     return ArrayRows(held[torch.from_numpy(np.searchsorted(order, numbers))].numpy())
 
 
-def joined(several: Sequence[Vectors]) -> Vectors:
+def joined_embeddings(several: Sequence[Vectors]) -> Vectors:
     """Several embeddings as one, in their order; paths start from the folder that holds all of their roots.
 
     Raises:
