@@ -44,7 +44,7 @@ def next_steps(experiment: Experiment, recommendation: Recommendation, choice: R
 
 def _what(trial: Trial) -> str:
     actions = {
-        "frozen": f"measure {trial.name} as it is on labelled images",
+        "frozen": f"embed your images with {trial.name} as it is",
         "adapted": f"adapt {trial.base}",
         "distilled": f"teach a small network what {trial.base} sees",
         "pretrained": "pretrain from random weights",
@@ -55,7 +55,8 @@ def _what(trial: Trial) -> str:
 def _command(trial: Trial, choice: RecipeChoice, against: Trial | None) -> tuple[str, float | None]:
     """The full run of what was tried, and its hours."""
     if trial.kind == "frozen":
-        return shlex.join(["excb-eval", "knn", "--ckpt", trial.name, "--data", choice.data]), None
+        command = ["excb-eval", "embed", "--ckpt", trial.name, "--data", choice.data, "--out", "embeddings.npz"]
+        return shlex.join(command), None
     if trial.kind == "pretrained":
         kept = [value for value in choice.values if _field(value) not in {_field(each) for each in trial.values}]
         words, epochs = [choice.recipe, *kept, *trial.values], _epochs([*choice.values])

@@ -38,14 +38,13 @@ def action_in_words(recommendation: Recommendation) -> str:
 def render_choice(experiment: Experiment, recommendation: Recommendation, steps: Sequence[NextStep], data: str) -> str:
     """The page as HTML."""
     decisive = experiment.trials[0].reading.decisive
-    reason = recommendation.reason[:1].upper() + recommendation.reason[1:]
     return render_page(
         "choice",
         title=action_in_words(recommendation),
         style="base choice",
-        subtitles=[f"{reason}.", f"{data}: {figure_in_words(experiment)}."],
+        subtitles=[f"{recommendation.reason}.", f"{data}: {figure_in_words(experiment)}."],
         footer="Short runs see few images: what they reach is less than full runs do. Written by excb-pretrain choose.",
-        remarks=[f"{each[:1].upper()}{each[1:]}." for each in recommendation.remarks],
+        remarks=[f"{each}." for each in recommendation.remarks],
         steps=steps,
         figure=FIGURES[decisive],
         picture=data_address(draw(experiment)),

@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 from typing import Literal
 
+from excb.console import plural
+
 from ..run.taught import CHEAPER
 from .trials import Experiment, Trial
 
@@ -89,14 +91,17 @@ def _remarks(experiment: Experiment, frozen: Trial) -> list[str]:
             + ("" if worse else "; a full run is compared with the original, too, and says what it gained")
         )
     if student is not None and student.cost is not None and frozen.cost is not None and _cheaper(student, frozen):
+        kept = 100 * student.value / max(frozen.value, 1e-9)
         remarks.append(
-            f"if time or size decides: {_said(student)}, taught by {student.base} in a short run, keeps "
-            f"{100 * student.value / max(frozen.value, 1e-9):.0f} % of it at {_price(student, frozen)}; a full run "
-            "keeps more"
+            f"if time or size decides: {student.name} has {student.value:.1f} % after a short run of "
+            f"{plural(student.seen, 'image')}, {kept:.0f} % of that, at {_price(student, frozen)}; a full run keeps more"
         )
     if scratch is not None and frozen.leads(scratch):
         lead = frozen.value - scratch.value
-        remarks.append(f"from random weights, {_said(scratch)} is {lead:.1f} points behind after a short run")
+        remarks.append(
+            f"from random weights, {_said(scratch)} is {lead:.1f} points behind after a short run of "
+            f"{plural(scratch.seen, 'image')}"
+        )
     if not experiment.labelled:
         remarks.append(
             "without labels this says how well features find an altered copy of an image again, not what they say of "
