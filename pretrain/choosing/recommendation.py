@@ -94,7 +94,8 @@ def _remarks(experiment: Experiment, frozen: Trial) -> list[str]:
         kept = 100 * student.value / max(frozen.value, 1e-9)
         remarks.append(
             f"if time or size decides: {student.name} has {student.value:.1f} % after a short run of "
-            f"{plural(student.seen, 'image')}, {kept:.0f} % of that, at {_price(student, frozen)}; a full run keeps more"
+            f"{plural(student.seen, 'image')}, {kept:.0f} % of that, at {_price(student, frozen)}; a full run "
+            "keeps more"
         )
     if scratch is not None and frozen.leads(scratch):
         lead = frozen.value - scratch.value
