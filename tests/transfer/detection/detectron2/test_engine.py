@@ -262,7 +262,7 @@ def test_divergence_is_one_line(make: Callable[..., Job], tmp_path: Path, capfd:
 def test_backbone_of_another_kind_is_one_line(make: Callable[..., Job], tmp_path: Path) -> None:
     job = make(tmp_path)
     few = {name: tensor for name, tensor in job.backbone.items() if not name.startswith("layer4")}
-    assert "are missing (res5.0.conv1.norm.bias" in error_of(replace(job, backbone=few))
+    assert "missing (res5.0.conv1.norm.bias" in error_of(replace(job, backbone=few))
 
 
 def test_what_a_cpu_cannot(make: Callable[..., Job], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

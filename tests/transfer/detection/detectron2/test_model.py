@@ -257,10 +257,10 @@ def test_weights_that_do_not_fit(resnet: nn.Module) -> None:
     shape = fitting | {"conv1.weight": torch.zeros(64, 3, 3, 3)}
     broken = fitting | {"bn1.bias": torch.full((64,), float("nan"))}
     for tensors, fault in (
-        (missing, r"1 are missing \(res5.2.conv3.norm.running_var, ...\)"),
+        (missing, r"1 missing \(res5.2.conv3.norm.running_var, ...\)"),
         (left_over, r"1 without a place \(res4.6.conv1.weight, ...\)"),
         (shape, r"1 of another shape \(stem.conv1.weight, ...\)"),
-        (broken, r"1 are not finite \(stem.conv1.norm.bias, ...\)"),
+        (broken, r"1 not finite \(stem.conv1.norm.bias, ...\)"),
         (backbone(resnet18()), "choose a ResNet-50"),
         ({"blocks.0.attn.qkv.weight": torch.zeros(1)}, "is not a tensor of a torchvision ResNet"),
     ):
