@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -143,10 +144,13 @@ class _Work:
     def _guess(self, like: NetworkFigures) -> NetworkFigures:
         """The figures of always guessing the most frequent class, or any image."""
         images, k = self._sample.measured, self._base.monitor.k
-        labels = None if images.labels is None or images.classes is None else images.labels.tolist()
-        figures = guessing(labels, measured=len(images), k=k)
-        zeros = torch.zeros_like(like.halves) if like.halves is not None else None
-        return NetworkFigures(figures, like.decisive, torch.zeros_like(like.hits), zeros)
+        labels = None if images.labels is None or images.classes is None else images.labels
+        hits = torch.zeros_like(like.hits)
+        if labels is not None and len(labels) == len(hits):  # all could be read
+            hits = torch.from_numpy(labels == np.bincount(labels).argmax())
+        figures = guessing(None if labels is None else labels.tolist(), measured=len(images), k=k)
+        halves = None if like.halves is None else hits.repeat(len(like.halves), 1)
+        return NetworkFigures(figures, like.decisive, hits, halves)
 
     def frozen(self, name: str) -> None:
         """A trained network as it is, at its own size or a smaller one that suits the images."""

@@ -23,6 +23,7 @@ FEWEST = 100  # images that a run learns from
 PATCHES_OF_CLUSTERS = 4  # times fewer clusters in the run that tries that
 SMALLEST, GRID = 96, 32  # pixels that a large network needs to see, and the stride of most
 UNMEASURED = {"every_epochs": 10**6, "images": 64}
+MEASURED_TWICE = {"every_epochs": 10**6, "images": 300}  # of a run that adapts: at its start and at its end
 
 # Changes of colour that are tried, of images in colour; weak ones are what `choose` proposes by itself.
 COLOURS: dict[str, tuple[str, ...]] = {
@@ -135,7 +136,7 @@ def fit_run(
                 "release_epochs": min(adapt.release_epochs, epochs / 3),
                 "patience": None,
             },
-            monitor={"images": 300},
+            monitor=MEASURED_TWICE,
         )
     else:
         changed = changed.change(monitor=UNMEASURED)
