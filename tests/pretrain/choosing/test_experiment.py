@@ -59,7 +59,7 @@ def test_large_networks_see_small_images_at_a_size_that_suits_both(side: int, si
 def a_machine_of_known_speed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Neither the trials nor their epochs depend on how busy this machine is."""
     monkeypatch.setattr(choice, "_images_per_second", lambda *_: 10.0)
-    monkeypatch.setattr(short_runs, "measure_step", lambda *_args, **_more: StepSpeed(10.0, 8, 1, None))
+    monkeypatch.setattr(short_runs, "measure_step", lambda *_args, **_more: StepSpeed(1.0, 8, 1, None))
     costs = (NetworkCost(count, 1.0, count / 1e6) for count in itertools.cycle([5_000_000, 700_000]))
     monkeypatch.setattr(experiment, "measure_cost", lambda *_: next(costs))
     monkeypatch.delitem(short_runs.COLOURS, "strong changes of colour")
@@ -69,7 +69,7 @@ def a_machine_of_known_speed(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_an_experiment_from_end_to_end(images: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "out"
     words = ["choose", "--data", str(images), "--out", str(out), "--gpus", "0"]
-    assert main([*words, "--networks", "untrained:timm:resnet10t", "--minutes", "1.5"]) == 0
+    assert main([*words, "--networks", "untrained:timm:resnet10t", "--minutes", "10"]) == 0
     printed = capsys.readouterr()
     report = json.loads((out / "choose.json").read_text(encoding="utf-8"))
     kinds = {trial["kind"] for trial in report["trials"]}
