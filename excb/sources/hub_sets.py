@@ -77,7 +77,7 @@ def open_hub(text: str, split: Split, _root: Path | None, note: Note) -> HubImag
     """
     data = _HubSet.named(text)
     for part in data.parts(split):
-        images = data.labelled(part, note if split == "train" else _quiet)
+        images = data.images(part, note if split == "train" else _quiet, labelled=True)
         if images is not None:
             return images
         note(f"the split '{part}' of hf:{text} has no labels")
@@ -98,7 +98,9 @@ def training_hub(text: str, _root: Path | None, note: Note) -> HubImages:
     data = _HubSet.named(text)
     if not (parts := data.parts("train")):
         raise UserError(f"hf:{text} has no split 'train', only {', '.join(data.splits)}: choose another data set")
-    return data.labelled(parts[0], note, required=False) or data.unlabelled(parts[0])
+    found = data.images(parts[0], note, labelled=False)
+    assert found is not None
+    return found
 
 
 @dataclass(frozen=True)
@@ -129,35 +131,31 @@ class _HubSet:
         """Names of the splits that may be its train or its test images, the best first."""
         return [name for name in (("train",) if split == "train" else _HELD_OUT) if name in self.splits]
 
-    def unlabelled(self, part: str) -> HubImages:
-        """A split without labels."""
-        data = self._load(part)
-        return self._images(part, data, _image_column(f"hf:{self.text}", data, self.library, self.columns), None, None)
-
-    def labelled(self, part: str, note: Note, *, required: bool = True) -> HubImages | None:
-        """A split with its labels; None if some are missing, or it has no column of them and that is not required."""
+    def images(self, part: str, note: Note, *, labelled: bool) -> HubImages | None:
+        """A split. Where labels are missing it is None if they are wanted, and has none if they are not."""
         source, data = f"hf:{self.text}", self._load(part)
         image = _image_column(source, data, self.library, self.columns)
-        label = _label_column(source, data, self.library, self.columns, note, required=required)
-        if label is None:
+        label = _label_column(source, data, self.library, self.columns, note, required=labelled)
+        known = None if label is None else self._labels(part, data, label)
+        if known is None and labelled:
             return None
+        labels, classes = known or (None, None)
+        rows = data.select_columns([image]).cast_column(image, self.library.Image(decode=False))
+        return HubImages(Path(source), part, rows, image, labels, classes, str(data._fingerprint))
+
+    def _labels(self, part: str, data: Any, label: str) -> tuple[np.ndarray, tuple[str, ...]] | None:
+        """Class indices, int64 [N], and class names of a column; None if some are missing."""
         values = data[label][:]
         if isinstance(data.features[label], self.library.ClassLabel):
             classes = tuple(data.features[label].names)
             numbers = [-1 if value is None else value for value in values]
         else:
             rest = [name for name in (*self.parts("train"), *self.parts("test")[:1]) if name != part]
-            classes = _values(source, label, [values, *(self._load(name)[label][:] for name in rest)])
+            classes = _values(f"hf:{self.text}", label, [values, *(self._load(name)[label][:] for name in rest)])
             index = {name: number for number, name in enumerate(classes)}
             numbers = [-1 if value is None else index[str(value)] for value in values]
         labels = np.array(numbers, dtype=np.int64)
-        return None if labels.min() < 0 else self._images(part, data, image, labels, classes)
-
-    def _images(
-        self, part: str, data: Any, image: str, labels: np.ndarray | None, classes: tuple[str, ...] | None
-    ) -> HubImages:
-        rows = data.select_columns([image]).cast_column(image, self.library.Image(decode=False))
-        return HubImages(Path(f"hf:{self.text}"), part, rows, image, labels, classes, str(data._fingerprint))
+        return (labels, classes) if labels.min() >= 0 else None
 
     def _load(self, part: str) -> Any:
         return rank0_then_all(functools.partial(self._call, "load_dataset", split=part))

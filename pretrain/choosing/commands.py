@@ -55,29 +55,23 @@ def _what(trial: Trial) -> str:
 def _command(trial: Trial, choice: RecipeChoice, against: Trial | None) -> tuple[str, float | None]:
     """The full run of what was tried, and its hours."""
     if trial.kind == "frozen":
-        command = ["excb-eval", "embed", "--ckpt", trial.name, "--data", choice.data, "--out", "embeddings.npz"]
-        return shlex.join(command), None
+        ranges = [word for value in choice.declared for word in ("--range", value.partition("=")[2])]
+        words = ["excb-eval", "embed", "--ckpt", trial.name, *choice.named, *ranges, "--out", "embeddings.npz"]
+        return shlex.join(words), None
     if trial.kind == "pretrained":
-        kept = [value for value in choice.values if _field(value) not in {_field(each) for each in trial.values}]
-        words, epochs = [choice.recipe, *kept, *trial.values], _epochs([*choice.values])
+        changed = {_field(value) for value in trial.values}
+        start = [choice.recipe, *choice.named, *(["--against", against.name] if against is not None else [])]
+        values = [*(value for value in choice.values if _field(value) not in changed), *trial.values]
+        epochs = overrides.apply(overrides.find_recipe(choice.recipe), values).optim.epochs
     else:
         recipe = "adapt" if trial.kind == "adapted" else "distil"
         own = overrides.find_recipe(recipe).optim
         steps = max(1, choice.images // own.batch)
         epochs = own.epochs if recipe == "adapt" else max(5, min(own.epochs, round(MOST_STEPS / steps)))
-        words = [recipe, trial.base, *trial.values, *([f"optim.epochs={epochs}"] if epochs != own.epochs else [])]
-    compared = ["--against", against.name] if against is not None and trial.kind == "pretrained" else []
-    command = ["excb-pretrain", words[0], *words[1:2], "--data", choice.data, *compared, *words[2:]]
-    if trial.kind == "pretrained":
-        command = ["excb-pretrain", words[0], "--data", choice.data, *compared, *words[1:]]
-    hours = epochs * choice.images / trial.speed / 3600 if epochs and trial.speed else None
-    return shlex.join(command), hours
+        start = [recipe, trial.base, *choice.named]
+        values = [*choice.declared, *trial.values, *([f"optim.epochs={epochs}"] if epochs != own.epochs else [])]
+    return shlex.join(["excb-pretrain", *start, *values]), epochs * choice.images / trial.speed / 3600
 
 
 def _field(value: str) -> str:
     return value.partition("=")[0]
-
-
-def _epochs(values: list[str]) -> int:
-    """The epochs that overrides state."""
-    return next((int(value.partition("=")[2]) for value in values if _field(value) == "optim.epochs"), 0)

@@ -1,11 +1,13 @@
 """The images of an experiment: some that short runs learn from, and others, which none of them sees, to measure on."""
 
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 
 from excb import seeding
-from excb.images.image_set import CodedImages
+from excb.errors import UserError
+from excb.images.image_set import CodedImages, FiledImages
 from excb.images.subset import Subset
 
 MEASURED = 1000  # images at most; half the set if it is small
@@ -26,13 +28,16 @@ class TrialImages:
         return self.measured.labels is not None and self.measured.classes is not None
 
 
-def draw_images(images: CodedImages, labelled: CodedImages | None = None, *, seed: int = 0) -> TrialImages:
+def draw_images(images: CodedImages, labelled: FiledImages | None = None, *, seed: int = 0) -> TrialImages:
     """Divide a set, or as much of it as an experiment reads; the same images for the same seed.
 
     Args:
         images: all images.
         labelled: those with labels, where a table names them: they are measured, and the others are learned from.
         seed: of the draw.
+
+    Raises:
+        UserError: a table names files, and the images are none.
     """
     random = seeding.generator(seeding.Purpose.MONITOR, seed)
     if labelled is None:
@@ -41,10 +46,18 @@ def draw_images(images: CodedImages, labelled: CodedImages | None = None, *, see
         return TrialImages(
             Subset(images, _sorted(order[measured : measured + LEARNED])), Subset(images, _sorted(order[:measured]))
         )
+    if not isinstance(images, FiledImages):
+        raise UserError(f"--labels names files, and {images.root} holds none: leave it out")
     chosen = _sorted(random.permutation(len(labelled))[:MEASURED])
-    named = {labelled.paths[index] for index in chosen.tolist()}
-    rest = np.array([index for index, path in enumerate(images.paths) if path not in named], np.int64)
+    files = _files(labelled)  # a table's paths may start in another folder
+    known = {files[index] for index in chosen.tolist()}
+    rest = np.array([index for index, file in enumerate(_files(images)) if file not in known], np.int64)
     return TrialImages(Subset(images, _sorted(random.permutation(rest)[:LEARNED])), Subset(labelled, chosen))
+
+
+def _files(images: FiledImages) -> list[Path]:
+    root = Path(images.root).resolve()
+    return [root / path for path in images.paths]
 
 
 def _sorted(indices: np.ndarray) -> np.ndarray:

@@ -1,4 +1,4 @@
-"""Short runs: the recipe of each, and as many epochs of it as fit into some seconds."""
+"""Short runs: what is trained of a sample, and as many epochs of it as fit into some seconds."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -6,24 +6,29 @@ from dataclasses import dataclass
 import torch
 
 from excb.hub.backbone import Backbone
-from excb.images.subset import Subset
+from excb.images.image_set import Images
 from excb.networks.architecture import RGB
 from excb.networks.outputs import resized_preprocessing
 from excb.networks.preprocessing import Preprocessing
+from excb.references.untrained import evenly_spread
 
 from .. import overrides
 from ..distil.teachers import Teacher
+from ..initialise import adopted
 from ..plan.speed import measure_step
 from ..recipe import Recipe
 from ..recipes import WEAK_JITTER
 from ..run.rules import clusters_for
+from ..run.taught import CHEAPER, NetworkCost
+from .trials import Kind
 
 TIMED = 1.5  # seconds of steps from which a run's speed is known
 FEWEST = 100  # images that a run learns from
-PATCHES_OF_CLUSTERS = 4  # times fewer clusters in the run that tries that
+FEWER = 4  # times, in the run that tries fewer clusters
 SMALLEST, GRID = 96, 32  # pixels that a large network needs to see, and the stride of most
 UNMEASURED = {"every_epochs": 10**6, "images": 64}
 MEASURED_TWICE = {"every_epochs": 10**6, "images": 300}  # of a run that adapts: at its start and at its end
+SIZES = ("global_size", "eval_resize", "eval_crop")  # of views, that a student shares with the proposed recipe
 
 # Changes of colour that are tried, of images in colour; weak ones are what `choose` proposes by itself.
 COLOURS: dict[str, tuple[str, ...]] = {
@@ -33,47 +38,78 @@ COLOURS: dict[str, tuple[str, ...]] = {
 
 
 @dataclass(frozen=True)
-class ShortRun:
-    """A run to try.
-
-    Attributes:
-        name: for people.
-        recipe: with its epochs.
-        images: that it learns from.
-        steps_alone: images per second of its steps, without reading and start.
-        keep: overrides that a full run shares.
-    """
+class FrozenNetwork:
+    """A trained network as it was measured."""
 
     name: str
+    backbone: Backbone  # at the size at which it sees these images
+    own: Preprocessing  # at its own size
+    cost: NetworkCost
+    value: float  # its figure, in percent
+
+
+@dataclass(frozen=True)
+class PlannedRun:
+    """A run to try, without its epochs.
+
+    Attributes:
+        kind: what it does.
+        name: for people.
+        recipe: the values of the run.
+        keep: overrides that a full run shares.
+        base: the network that it starts or learns from.
+        once: seconds that a teacher takes for each image before training.
+    """
+
+    kind: Kind
+    name: str
     recipe: Recipe
-    images: Subset
-    steps_alone: float
     keep: tuple[str, ...] = ()
+    base: str = ""
+    once: float = 0.0
 
 
-def colours_of(recipe: Recipe) -> dict[str, tuple[str, ...]]:
-    """The changes of colour to try for a recipe; none for other channels than three."""
-    return COLOURS if recipe.channels == RGB else {"its own views": ()}
+@dataclass(frozen=True)
+class ShortRun:
+    """A run that fits."""
+
+    recipe: Recipe  # with its epochs
+    images: Images  # that it learns from
+    steps_alone: float  # images per second of its steps, without reading and start
 
 
-def from_scratch(base: Recipe, learned: int, values: Sequence[str]) -> Recipe:
-    """The proposed recipe with other values, and clusters for as many images as the run learns from."""
-    return overrides.apply(base, values).change(method={"clusters": clusters_for(learned)})
+def planned_runs(base: Recipe, learned: int, best: FrozenNetwork | None) -> list[PlannedRun]:
+    """The runs to try, in their order.
 
-
-def fewer_clusters(base: Recipe, learned: int) -> Recipe:
-    """The same with a quarter of the clusters."""
-    return base.change(method={"clusters": max(2, clusters_for(learned) // PATCHES_OF_CLUSTERS)})
-
-
-def distilled(base: Recipe, teacher: str, side: int) -> Recipe:
-    """The recipe `distil` with the proposed sizes."""
-    views = base.views
-    return overrides.find_recipe("distil").change(
-        distil={"teachers": (teacher,), "teacher_size": side},
-        views={name: getattr(views, name) for name in ("global_size", "eval_resize", "eval_crop")},
-        efficiency={"device": base.efficiency.device},
-    )
+    Args:
+        base: the recipe that is proposed for the images.
+        learned: images that runs learn from.
+        best: the best network at hand.
+    """
+    name, clusters = base.model.backbone, clusters_for(learned)
+    runs = []
+    if best is not None and _has_fewer_weights(base, best.backbone):
+        values = (
+            *(f"views.{size}={getattr(base.views, size)}" for size in SIZES),
+            f"distil.teacher_size={best.backbone.transform.crop}",
+        )
+        recipe = overrides.apply(overrides.find_recipe("distil"), [f"distil.teachers={best.name}", *values])
+        once = best.cost.milliseconds / 1000
+        runs.append(PlannedRun("distilled", f"{name} taught by {best.name}", recipe, values, best.name, once))
+    for title, values in (COLOURS if base.channels == RGB else {"its own views": ()}).items():
+        recipe = overrides.apply(base, values).change(method={"clusters": clusters})
+        runs.append(PlannedRun("pretrained", f"{name}, {title}", recipe, values))
+    if best is not None:
+        values = adapting_values(best.own, best.backbone.transform.crop)
+        recipe = adopted(
+            overrides.apply(overrides.find_recipe("adapt"), [f"init={best.name}", *values]), lambda _line: None
+        )
+        recipe = recipe.change(method={"clusters": min(recipe.method.clusters, clusters)})
+        runs.append(PlannedRun("adapted", f"{best.name} adapted", recipe, values, best.name))
+    recipe = base.change(method={"clusters": max(2, clusters // FEWER)})
+    values = (f"method.clusters={max(2, base.method.clusters // FEWER)}",)
+    runs.append(PlannedRun("pretrained", f"{name}, clusters of four times as many images", recipe, values))
+    return runs
 
 
 def sizes_of(own: Preprocessing, side: int) -> int:
@@ -92,58 +128,63 @@ def adapting_values(own: Preprocessing, side: int) -> tuple[str, ...]:
 
 
 def fit_run(
-    name: str,
-    recipe: Recipe,
-    images: Subset,
+    planned: PlannedRun,
+    base: Recipe,
+    images: Images,
     seconds: float,
     device: torch.device,
     *,
     slowdown: float,
     teachers: Sequence[Teacher] = (),
-    keep: tuple[str, ...] = (),
 ) -> ShortRun | str:
     """A run with the epochs that fit into some seconds, of fewer images where not even one does; or why there is none.
 
     Args:
-        name: for people.
-        recipe: without its epochs.
+        planned: the run.
+        base: the recipe whose device and range of stored values it shares.
         images: to learn from.
-        seconds: that it may take.
+        seconds: that it may take, with a teacher's pass, which gets half of them at most.
         device: where it trains.
         slowdown: times that runs take longer than their steps alone.
         teachers: frozen ones, loaded.
-        keep: see `ShortRun`.
     """
+    recipe = planned.recipe.change(
+        data={"range": base.data.range}, efficiency={"device": base.efficiency.device}, run={"save_epochs": 10**6}
+    )
+    if planned.once:
+        images = evenly_spread(images, max(1, min(len(images), int(seconds / 2 / planned.once))))
+        seconds -= planned.once * len(images)
     step = min(recipe.optim.batch, len(images))
     alone = measure_step(recipe, step, device, seconds=TIMED, teachers=teachers).images_per_second
-    speed = alone / slowdown
-    affordable = int(seconds * speed)
+    affordable = int(seconds * alone / slowdown)
     if affordable < min(len(images), FEWEST):
-        return f"{seconds:.0f} s are not enough: it learns from {speed:.2g} images a second here"
+        return f"{seconds:.0f} s are not enough: it learns from {alone / slowdown:.2g} images a second here"
     epochs = max(1, affordable // len(images))
-    if affordable < len(images):
-        images = Subset(images.images, images.indices[:: -(-len(images) // affordable)])
-    batch = min(recipe.optim.batch, max(8, len(images) // 4))
-    adapt = recipe.adapt
-    changed = recipe.change(
-        optim={"epochs": epochs, "batch": batch, "warmup_epochs": min(recipe.optim.warmup_epochs, epochs / 10)},
-        run={"save_epochs": 10**6},
+    images = evenly_spread(images, min(len(images), affordable))
+    optim, adapt = recipe.optim, recipe.adapt
+    recipe = recipe.change(
+        optim={
+            "epochs": epochs,
+            "batch": min(optim.batch, max(8, len(images) // 4)),
+            "warmup_epochs": min(optim.warmup_epochs, epochs / 10),
+        },
+        monitor=MEASURED_TWICE if adapt.active else UNMEASURED,
     )
     if adapt.active:
-        changed = changed.change(
+        recipe = recipe.change(
             adapt={
                 "warmup_epochs": min(adapt.warmup_epochs, epochs / 5),
                 "release_epochs": min(adapt.release_epochs, epochs / 3),
                 "patience": None,
-            },
-            monitor=MEASURED_TWICE,
+            }
         )
-    else:
-        changed = changed.change(monitor=UNMEASURED)
-    return ShortRun(name, changed, images, alone, keep)
+    return ShortRun(recipe, images, alone)
 
 
-def is_cheaper(student: Recipe, teacher: Backbone) -> bool:
+def _has_fewer_weights(student: Recipe, teacher: Backbone) -> bool:
     """Whether a student has far fewer weights than a network, so that it may be worth teaching."""
-    network = student.model.architecture.build()
-    return sum(p.numel() for p in network.parameters()) < 0.8 * sum(p.numel() for p in teacher.network.parameters())
+    counts = [
+        sum(parameter.numel() for parameter in network.parameters())
+        for network in (student.model.architecture.build(), teacher.network)
+    ]
+    return counts[0] < CHEAPER * counts[1]

@@ -93,6 +93,7 @@ class Experiment:
     learned: int  # images that short runs learn from
     labelled: bool
     skipped: Mapping[str, str] = field(default_factory=dict)  # what was not tried, and why
+    stopped: int = 0  # exit code of the signal that ended it early
 
     def of(self, *kinds: Kind) -> list[Trial]:
         """The trials of these kinds, the best first."""

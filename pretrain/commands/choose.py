@@ -78,7 +78,9 @@ def run(options: argparse.Namespace) -> int:
     device = choose_device("cpu" if options.gpus == 0 else "auto")
     named = options.data or str(images.root)
     declared = () if options.range is None else (f"data.range={options.range}",)
-    choice = choose_recipe(images, named, device, gpus=options.gpus, hours=options.hours, declared=declared)
+    choice = choose_recipe(
+        images, named, device, listed=options.list, gpus=options.gpus, hours=options.hours, declared=declared
+    )
     if not options.no_pilots:
         return _experiment(options, images, choice, device, reporter)
     if options.json:
@@ -106,22 +108,27 @@ def _experiment(
 ) -> int:
     from excb.distributed.workers import worker_count
     from excb.files.atomic import write_text
+    from excb.hub.resolve import resolve
     from excb.images.pixels import pixels_of
     from excb.images.scanning import refuse_among
     from excb.images.survey import with_pixels
     from excb.sources.label_files import LabelTable
 
     from .. import overrides
+    from ..channels import fit_channels
     from ..choosing.commands import next_steps
-    from ..choosing.experiment import networks_here, run_experiment
+    from ..choosing.experiment import TrialRunner, networks_here
     from ..choosing.page import action_in_words, figure_in_words, render_choice, report_of
     from ..choosing.recommendation import recommend
     from ..choosing.sample import FEWEST, draw_images
+    from ..training.statistics import measured
 
-    labelled = None
+    for name in options.networks or ():  # a mistake is reported before anything is measured
+        resolve(name)
+    pixels, labelled = pixels_of(images), None
     if options.labels is not None:
         table = LabelTable.read(options.labels, Path(options.data or options.labels.parent), options.labels.parent)
-        labelled = with_pixels(table.images(None, reporter.note), pixels_of(images))
+        labelled = with_pixels(table.images(None, reporter.note), pixels)
     refuse_among(images, options.out)
     sample = draw_images(images, labelled)
     require(
@@ -130,11 +137,11 @@ def _experiment(
         f"{len(sample.measured):,} and {len(sample.learned):,}: --no-pilots proposes a recipe without one",
     )
     base = overrides.apply(overrides.find_recipe(choice.recipe), choice.values)
-    base = base.change(efficiency={"device": device.type})
-    experiment = run_experiment(
+    base = base.change(efficiency={"device": device.type}, data={"range": pixels.range if pixels.deep else None})
+    base = measured(fit_channels(base, pixels.channels), sample.learned, reporter.note)
+    runner = TrialRunner(
         sample,
         base,
-        options.networks or networks_here(),
         side=choice.side,
         minutes=options.minutes,
         device=device,
@@ -142,6 +149,7 @@ def _experiment(
         out=options.out,
         reporter=reporter,
     )
+    experiment = runner.run(options.networks or networks_here(), required=bool(options.networks))
     recommendation = recommend(experiment)
     steps = next_steps(experiment, recommendation, choice)
     report = report_of(experiment, recommendation, steps, choice.data)
@@ -150,7 +158,7 @@ def _experiment(
     write_text(render_choice(experiment, recommendation, steps, choice.data), page)
     if options.json:
         reporter.answer(json.dumps(report, indent=2))
-        return 0
+        return experiment.stopped
     rows = [
         [
             trial.name,
@@ -168,7 +176,7 @@ def _experiment(
         takes = "" if step.hours is None else f", about {duration(3600 * step.hours)}"
         reporter.answer(f"\n{step.what}{' (recommended)' if step.recommended else ''}{takes}:\n  {step.command}")
     reporter.answer(f"\nThe page: {page}")
-    return 0
+    return experiment.stopped
 
 
 CHOOSE = Command(

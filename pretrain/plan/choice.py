@@ -4,6 +4,7 @@ import math
 import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -51,12 +52,19 @@ class RecipeChoice:
     hours: float  # of the run, from a step that was measured here
     gpus: int = 0  # to name in the command; 0 names none
     reasons: list[str] = field(default_factory=list)
+    listed: Path | None = None  # the list of the images below it, if there is one
+    declared: tuple[str, ...] = ()  # of the values: those that say what the images' stored values are
+
+    @property
+    def named(self) -> list[str]:
+        """The images, as every command names them."""
+        return _named(self.data, self.listed)
 
     @property
     def command(self) -> str:
         """The command to type."""
         gpus = ["--gpus", str(self.gpus)] if self.gpus else []
-        return shlex.join(["excb-pretrain", self.recipe, "--data", self.data, *gpus, *self.values])
+        return shlex.join(["excb-pretrain", self.recipe, *self.named, *gpus, *self.values])
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON."""
@@ -69,6 +77,7 @@ def choose_recipe(
     data: str,
     device: torch.device,
     *,
+    listed: Path | None = None,
     gpus: int | None = None,
     hours: float | None = None,
     declared: Sequence[str] = (),
@@ -79,6 +88,7 @@ def choose_recipe(
         images: the training images.
         data: how the command names them.
         device: where the run trains.
+        listed: the list of the images, which the command then names, too.
         gpus: GPUs of this machine to use; None for all.
         hours: that the run may take; None for as long as is sensible.
         declared: overrides that say what the images' values are.
@@ -106,18 +116,33 @@ def choose_recipe(
         reasons.append(f"such large images take longer to decode than to train on; copy them first: {shrink}")
     speed = processes * _images_per_second(name, values, device)
     values, taken = _epochs(name, values, reasons, number=number, speed=speed, hours=hours)
-    reasons.append(_alternatives(number, data))
+    reasons.append(_alternatives(number, _named(data, listed)))
     before = overrides.find_recipe(name)
     changed = overrides.apply(before, values)
     unlike = (*declared, *(value for value in values if _field(before, value) != _field(changed, value)))
-    return RecipeChoice(name, unlike, data, number, side, taken, processes if processes > 1 else 0, reasons)
+    return RecipeChoice(
+        name,
+        unlike,
+        data,
+        number,
+        side,
+        taken,
+        processes if processes > 1 else 0,
+        reasons,
+        listed,
+        tuple(declared),
+    )
 
 
-def _alternatives(number: int, data: str) -> str:
+def _named(data: str, listed: Path | None) -> list[str]:
+    return ["--data", data, *(["--list", str(listed)] if listed is not None else [])]
+
+
+def _alternatives(number: int, named: Sequence[str]) -> str:
     """One reason that names the trained networks to use instead."""
 
     def command(*words: str) -> str:
-        return shlex.join(["excb-pretrain", *words, "--data", data])
+        return shlex.join(["excb-pretrain", *words, *named])
 
     why = f"fewer than {FEW:,} images teach little" if number < FEW else "this recipe starts from random weights"
     return (

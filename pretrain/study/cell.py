@@ -44,7 +44,7 @@ from ..run.sets import ImageSets
 SCHEMA, FILE = 1, "cell.json"
 K = 20  # neighbours of the k-NN figure
 QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)  # of the relative cluster sizes
-MEASURING = ("monitor.images", "monitor.k")  # these affect figures, though not the weights
+MEASURING = ("monitor.images", "monitor.share", "monitor.k")  # these affect figures, though not the weights
 ROWS = 4096  # features whose similarities to all centroids are in memory at once
 
 

@@ -96,12 +96,28 @@ def images_of(text: str, *, data_root: Path | None = None, note: Note = lambda _
     Raises:
         UserError: there is no such source, or it cannot be loaded.
     """
-    if (named := _named(text)) is not None:
-        source, name = named
-        if source.training is not None:
-            return source.training(name, data_root, note)
-        return source.open(name, "train", data_root, note)
+    if is_named(text):
+        return training_source(text, data_root=data_root, note=note)
     return open_images(text, note) if is_shards(text) else images_below(Path(_existing(text)), note)
+
+
+def training_source(text: str, *, data_root: Path | None = None, note: Note = lambda _line: None) -> Images:
+    """The training images of a named set, with labels if it has some.
+
+    Args:
+        text: torchvision:NAME and others, as `is_named` knows them.
+        data_root: folder of torchvision's data sets.
+        note: called with messages for the user.
+
+    Raises:
+        UserError: the set cannot be loaded.
+    """
+    named = _named(text)
+    assert named is not None
+    source, name = named
+    if source.training is not None:
+        return source.training(name, data_root, note)
+    return source.open(name, "train", data_root, note)
 
 
 def is_named(text: str) -> bool:

@@ -57,9 +57,13 @@ def stars(first: np.ndarray, second: np.ndarray, nodes: int) -> list[list[int]]:
         nodes: how many; of equal ones the first is taken.
     """
     ends = np.concatenate([first, second])
-    order = np.argsort(ends, kind="stable")
-    neighbours = np.split(np.concatenate([second, first])[order], np.searchsorted(ends[order], np.arange(1, nodes)))
+    others = np.concatenate([second, first])[np.argsort(ends, kind="stable")]
     left = np.bincount(ends, minlength=nodes)
+    starts = np.concatenate([[0], np.cumsum(left)])
+
+    def neighbours(node: int) -> np.ndarray:
+        return others[starts[node] : starts[node + 1]]
+
     waiting = [(-int(count), node) for node, count in enumerate(left) if count]
     heapq.heapify(waiting)
     free, found = np.ones(nodes, bool), list[list[int]]()
@@ -70,10 +74,11 @@ def stars(first: np.ndarray, second: np.ndarray, nodes: int) -> list[list[int]]:
         if -count != left[node]:  # some of its neighbours were taken since
             heapq.heappush(waiting, (-int(left[node]), node))
             continue
-        group = [node, *(int(other) for other in neighbours[node] if free[other])]
+        around = neighbours(node)
+        group = [node, *around[free[around]].tolist()]
         free[group] = False
         for member in group:
-            left[neighbours[member]] -= 1
+            left[neighbours(member)] -= 1
         found.append(group)
     return found
 

@@ -14,7 +14,7 @@ from excb.images.tars.places import is_shards
 from excb.sources.label_files import is_table, scan_labelled
 from excb.sources.opening import open_images, training_images
 
-from ..data.sources import is_named, open_source
+from ..data.sources import is_named, training_source
 
 
 def any_images(
@@ -38,7 +38,7 @@ def any_images(
     if is_shards(data):
         return open_images(data, note)
     if is_named(data):
-        return open_source(data, "train", data_root=data_root, note=note)
+        return training_source(data, data_root=data_root, note=note)
     is_file = Path(data).is_file() and not is_table(data)
     require(not is_file, f"{data} is a file: name a folder or a CSV with --data, or a list with --list FILE")
     return scan_labelled(data, None, note)

@@ -4,21 +4,37 @@ import itertools
 import json
 import shlex
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 
+from excb.console import Reporter
+from excb.errors import UserError
+from excb.images.image_set import ImageSet
 from excb.images.scanning import scan_folder
+from excb.images.survey import surveyed, with_pixels
 from excb.networks.preprocessing import Preprocessing
 from excb.pretrain.__main__ import main, parse_command_line
+from excb.pretrain.channels import fit_channels
 from excb.pretrain.choosing import experiment, short_runs
-from excb.pretrain.choosing.sample import draw_images
+from excb.pretrain.choosing.commands import next_steps
+from excb.pretrain.choosing.recommendation import Recommendation
+from excb.pretrain.choosing.sample import TrialImages, draw_images
 from excb.pretrain.choosing.short_runs import adapting_values, sizes_of
+from excb.pretrain.choosing.trials import Experiment, Kind, Trial
+from excb.pretrain.overrides import apply, find_recipe
 from excb.pretrain.plan import choice
+from excb.pretrain.plan.choice import RecipeChoice
 from excb.pretrain.plan.speed import StepSpeed
+from excb.pretrain.recipe import Recipe
+from excb.pretrain.run.monitor import NetworkFigures
 from excb.pretrain.run.taught import NetworkCost
-from tests.pretrain.small_runs import write_images
+from excb.pretrain.training.statistics import measured
+from tests.pretrain.small_runs import OVERRIDES, write_images
 
 pytestmark = pytest.mark.usefixtures("one_thread", "short_end")
 
@@ -40,12 +56,22 @@ def test_no_short_run_sees_what_is_measured(images: Path) -> None:
     assert not draw_images(some).labelled
 
 
-def test_labelled_images_are_measured_and_the_others_learned_from(images: Path) -> None:
+@pytest.mark.parametrize("above", [False, True])
+def test_labelled_images_are_measured_and_the_others_learned_from(images: Path, above: bool) -> None:
     everything = scan_folder(images)
-    labelled = draw_images(everything).measured
+    some = everything.paths[::2]
+    # A table beside the folder has paths that start there.
+    listed = [f"{images.name}/{path}" for path in some] if above else list(some)
+    labelled = ImageSet(images.parent if above else images, listed, np.arange(len(some)) % 2, ("a", "b"))
     drawn = draw_images(everything, labelled)
-    assert {*drawn.measured.paths} == {*labelled.paths}
-    assert {*drawn.learned.paths} == {*everything.paths} - {*labelled.paths}
+    assert {*drawn.measured.paths} == {*listed}
+    assert {*drawn.learned.paths} == {*everything.paths} - {*some}
+
+
+def test_labels_are_of_files() -> None:
+    shards: Any = SimpleNamespace(root="shards", paths=["a"])
+    with pytest.raises(UserError, match="--labels names files, and shards holds none: leave it out"):
+        draw_images(shards, ImageSet(Path(), ["a"]))
 
 
 @pytest.mark.parametrize(("side", "size"), [(32, 96), (64, 96), (128, 160), (400, 224)])
@@ -89,7 +115,78 @@ def test_an_experiment_from_end_to_end(images: Path, tmp_path: Path, capsys: pyt
     page = (out / "choose.html").read_text(encoding="utf-8")
     assert report["headline"] in page
     assert all(name in page for name in names)
-    assert not (out / "short-runs").exists() or not any((out / "short-runs").iterdir())
+    assert sorted(file.name for file in out.iterdir()) == ["choose.html", "choose.json"]
+
+
+def runner_of(sample: TrialImages, base: Recipe, out: Path) -> experiment.TrialRunner:
+    return experiment.TrialRunner(
+        sample, base, side=32, minutes=10, device=torch.device("cpu"), workers=0, out=out, reporter=Reporter(quiet=True)
+    )
+
+
+def small_base(sample: TrialImages, *overrides: str) -> Recipe:
+    base = apply(find_recipe("quickstart"), [*OVERRIDES, *overrides])
+    return measured(fit_channels(base, sample.learned.pixels.channels), sample.learned, lambda _line: None)
+
+
+def test_networks_of_other_channels_are_left_out_or_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(experiment, "planned_runs", lambda *_: [])
+    for number in range(20):
+        np.save(tmp_path / f"{number}.npy", np.random.default_rng(number).integers(0, 255, (32, 32, 5), np.uint8))
+    found = scan_folder(tmp_path)
+    sample = draw_images(with_pixels(found, surveyed(found).pixels))
+    runner = runner_of(sample, small_base(sample), tmp_path / "out")
+    tried = runner.run(["conv4_photos"], required=False)
+    assert len(tried.of("reference")) == 5
+    assert "have 5 channels, and the network takes 3" in tried.skipped["conv4_photos"]
+    with pytest.raises(UserError, match="have 5 channels, and the network takes 3"):
+        runner_of(sample, small_base(sample), tmp_path / "out").run(["conv4_photos"], required=True)
+
+
+def test_a_request_to_stop_keeps_what_was_measured(
+    images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(short_runs, "measure_step", lambda *_args, **_more: StepSpeed(1.0, 8, 1, None))
+    monkeypatch.setattr(experiment, "run_training", lambda *_args, **_more: 143)
+    sample = draw_images(scan_folder(images))
+    tried = runner_of(sample, small_base(sample), tmp_path).run([], required=True)
+    assert tried.stopped == 143
+    assert len(tried.of("reference")) == 5
+    assert len(tried.skipped) == 3
+    assert set(tried.skipped.values()) == {"stopped"}
+
+
+def test_short_runs_share_the_range_of_the_images(images: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(short_runs, "measure_step", lambda *_args, **_more: StepSpeed(10.0, 8, 1, None))
+    sample = draw_images(scan_folder(images))
+    base = small_base(sample, "data.range=0..4095")
+    (*_, last) = short_runs.planned_runs(base, len(sample.learned), None)
+    fitting = short_runs.fit_run(last, base, sample.learned, 60, torch.device("cpu"), slowdown=1.0)
+    assert isinstance(fitting, short_runs.ShortRun)
+    assert fitting.recipe.data.range == "0..4095"
+    assert fitting.recipe.optim.epochs == 600 // len(sample.learned)
+
+
+def test_commands_name_the_list_and_the_range() -> None:
+    choice_made = RecipeChoice(
+        "photos_small",
+        ("data.range=0..9",),
+        "photos",
+        100,
+        32,
+        1.0,
+        listed=Path("a.txt"),
+        declared=("data.range=0..9",),
+    )
+    reading = NetworkFigures({"knn_top1": 50.0}, "knn_top1", torch.ones(100).bool(), torch.ones(25, 100).bool())
+    kinds: list[Kind] = ["frozen", "adapted", "distilled", "pretrained"]
+    trials = tuple(Trial(kind, kind, reading, 1.0, speed=1.0, base="net") for kind in kinds)
+    tried = Experiment(trials, 100, 100, labelled=True)
+    steps = next_steps(tried, Recommendation("use", trials[0], ""), choice_made)
+    assert [step.recommended for step in steps] == [True, False, False, False]
+    for step in steps:
+        assert "--data photos --list a.txt" in step.command
+        assert ("--range 0..9" if step.hours is None else "data.range=0..9") in step.command
 
 
 @pytest.mark.parametrize(
