@@ -93,9 +93,14 @@ class TrialRunner:
             self._short_runs()
         finally:
             shutil.rmtree(self.out / RUNS, ignore_errors=True)
-        measured, learned = len(self.sample.measured), len(self.sample.learned)
         return Experiment(
-            tuple(self._trials), measured, learned, self.sample.labelled, dict(self._skipped), self._stopped
+            tuple(self._trials),
+            len(self.sample.measured),
+            len(self.sample.learned),
+            self.sample.labelled,
+            len(networks),
+            dict(self._skipped),
+            self._stopped,
         )
 
     @property

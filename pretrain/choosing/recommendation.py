@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from excb.console import plural
+from excb.hub.catalogue import bundled_folder
 
 from ..run.taught import CHEAPER
 from .trials import Experiment, Trial
@@ -59,17 +60,21 @@ def recommend(experiment: Experiment) -> Recommendation:
 def _without_network(experiment: Experiment, reference: Trial, frozen: Trial | None, tries: int) -> Recommendation:
     """Where no network at hand is ahead of what needs none."""
     run = experiment.best("distilled", "pretrained")
-    none = "no trained network is at hand" if frozen is None else f"no network at hand is ahead of {_said(reference)}"
+    ahead = f"ahead of {_said(reference)}, the best reference,"
+    none = f"no network at hand is {ahead} by more than chance" if experiment.networks else "no trained network is here"
+    small = experiment.networks == 0 if frozen is None else bundled_folder(frozen.name) is not None
     fetch = "fetch one to compare with, such as mobilenetv2 (`excb-zoo pull mobilenetv2`, 9 MB), and repeat this"
-    remarks = [fetch] if frozen is None or frozen.name in ("conv4_photos", "tiny_grocery") else []
+    remarks = [fetch] if small else []
     if run is not None and run.leads(reference, tries=tries):
         action: Action = "distil" if run.kind == "distilled" else "pretrain"
-        return Recommendation(action, run, f"{none}, and already {_said(run)} is", tuple(remarks))
+        return Recommendation(
+            action, run, f"{none}, and already {_said(run)} is {ahead} after a short run", tuple(remarks)
+        )
     few = "label some dozen to some hundred of them (--labels FILE.csv)"
     return Recommendation(
         "undecided",
         None,
-        f"{none} by more than chance, nor is a short run",
+        f"{none}, and no short run is {ahead} by more than chance",
         (*remarks, "add images" if experiment.labelled else few),
     )
 

@@ -92,6 +92,7 @@ class Experiment:
     measured: int  # images
     learned: int  # images that short runs learn from
     labelled: bool
+    networks: int = 0  # trained ones that were to be tried
     skipped: Mapping[str, str] = field(default_factory=dict)  # what was not tried, and why
     stopped: int = 0  # exit code of the signal that ended it early
 

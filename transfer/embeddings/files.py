@@ -144,12 +144,24 @@ def _write_parquet(made: Vectors, file: Path) -> None:
     with parquet.ParquetWriter(file, schema) as writer:
         start = 0
         for part in made.parts():
-            names = made.paths[start : start + len(part)]
-            paths = [name.encode("utf-8", "backslashreplace").decode() for name in names]
-            values = pyarrow.array(np.ascontiguousarray(part).reshape(-1))
-            vectors = pyarrow.FixedSizeListArray.from_arrays(values, width)
-            writer.write_table(pyarrow.table([pyarrow.array(paths, pyarrow.string()), vectors], schema=schema))
+            columns = arrow_columns(made.paths[start : start + len(part)], part)
+            writer.write_table(pyarrow.table(columns, schema=schema))
             start += len(part)
+
+
+def arrow_columns(paths: Sequence[str], vectors: np.ndarray) -> list[Any]:
+    """Paths and their vectors [n, D] as arrays of Arrow: strings, and fixed-size lists of float32.
+
+    Raises:
+        UserError: pyarrow is not installed.
+    """
+    pyarrow, _ = _pyarrow()
+    texts = [path.encode("utf-8", "backslashreplace").decode() for path in paths]
+    values = pyarrow.array(np.ascontiguousarray(vectors).reshape(-1))
+    return [
+        pyarrow.array(texts, pyarrow.string()),
+        pyarrow.FixedSizeListArray.from_arrays(values, vectors.shape[1]),
+    ]
 
 
 def _read_parquet(file: Path) -> tuple[np.ndarray, list[str], str]:
@@ -172,7 +184,9 @@ def _pyarrow() -> tuple[Any, Any]:
         import pyarrow
         from pyarrow import parquet
     except ImportError:
-        raise UserError("Parquet needs pyarrow: run `pip install 'excb[parquet]'`, or name a file.npz") from None
+        raise UserError(
+            "Parquet and Arrow need pyarrow: run `pip install 'excb[parquet]'`, or name a file.npz"
+        ) from None
     return pyarrow, parquet
 
 

@@ -15,6 +15,7 @@ from excb.errors import UserError, require
 from excb.files.atomic import new_file
 from excb.neighbours.unit_rows import Rows
 
+from .files import arrow_columns
 from .vectors import ArrayRows, ChosenRows, Vectors
 
 if TYPE_CHECKING:
@@ -151,14 +152,10 @@ def to_arrow(made: Vectors, vectors: np.ndarray) -> "pyarrow.Table":
     Raises:
         UserError: pyarrow is not installed.
     """
-    try:
-        import pyarrow
-    except ImportError:
-        raise UserError("Arrow needs pyarrow: pip install 'excb[parquet]'") from None
-    paths = [path.encode("utf-8", "backslashreplace").decode() for path in made.paths]
-    values = pyarrow.array(np.ascontiguousarray(vectors).reshape(-1))
-    lists = pyarrow.FixedSizeListArray.from_arrays(values, made.rows.width)
-    return pyarrow.table({"path": pyarrow.array(paths, pyarrow.string()), "vector": lists})
+    columns = arrow_columns(made.paths, vectors)
+    import pyarrow
+
+    return pyarrow.table(columns, names=["path", "vector"])
 
 
 def write_csv(made: Vectors, file: Path) -> Path:

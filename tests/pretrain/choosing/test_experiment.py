@@ -181,7 +181,7 @@ def test_commands_name_the_list_and_the_range() -> None:
     reading = NetworkFigures({"knn_top1": 50.0}, "knn_top1", torch.ones(100).bool(), torch.ones(25, 100).bool())
     kinds: list[Kind] = ["frozen", "adapted", "distilled", "pretrained"]
     trials = tuple(Trial(kind, kind, reading, 1.0, speed=1.0, base="net") for kind in kinds)
-    tried = Experiment(trials, 100, 100, labelled=True)
+    tried = Experiment(trials, 100, 100, labelled=True, networks=1)
     steps = next_steps(tried, Recommendation("use", trials[0], ""), choice_made)
     assert [step.recommended for step in steps] == [True, False, False, False]
     for step in steps:

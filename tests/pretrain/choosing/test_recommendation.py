@@ -27,7 +27,8 @@ def trial(name: str, kind: Kind, percent: float, cost: NetworkCost | None = None
 
 def experiment(*trials: Trial, labelled: bool = True) -> Experiment:
     guess = trial("guessing", "reference", 3)
-    return Experiment((guess, trial("patches", "reference", 30), *trials), IMAGES, 2000, labelled)
+    networks = sum(each.kind == "frozen" for each in trials)
+    return Experiment((guess, trial("patches", "reference", 30), *trials), IMAGES, 2000, labelled, networks)
 
 
 FROZEN = trial("large", "frozen", 60, SLOW)
@@ -77,4 +78,9 @@ def test_without_labels_it_says_what_the_figure_is_not() -> None:
 
 
 def test_a_network_to_compare_with_is_named_where_none_is_here() -> None:
-    assert any("excb-zoo pull" in remark for remark in recommend(experiment()).remarks)
+    made = recommend(experiment())
+    assert any("excb-zoo pull" in remark for remark in made.remarks)
+    assert made.reason.startswith("no trained network is here, and no short run is ahead of patches (30.0 %)")
+    beaten = recommend(experiment(trial("large", "frozen", 31, SLOW)))
+    assert not any("excb-zoo pull" in remark for remark in beaten.remarks)
+    assert beaten.reason.startswith("no network at hand is ahead of patches (30.0 %), the best reference, by more than")

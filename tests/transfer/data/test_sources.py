@@ -22,6 +22,7 @@ from excb.sources.torchvision_sets import SETS, ArrayImages
 from excb.transfer.data import sources
 from excb.transfer.data.classes import labelled_folder, with_classes_of
 from excb.transfer.data.sources import images_of, open_source, train_and_test
+from excb.transfer.embeddings.sources import any_images
 from tests.excb.images.shard_files import picture, tar_of, webdataset
 from tests.transfer.labelled_images import CLASSES, write_folder
 
@@ -520,9 +521,9 @@ def test_images_without_labels_are_for_training(hub: dict[str, FakeDataset], mon
     hub["train"] = fake_split([0, None])
     assert images_of("hf:some/set").labels is None
     hub["train"] = fake_split([0, 1]).select_columns(["photo"])
-    images = images_of("hf:some/set")
-    assert (len(images), images.labels, images.classes) == (2, None, None)
-    assert images.open(1).getpixel((0, 0)) == (1, 0, 0)
+    for images in (images_of("hf:some/set"), any_images("hf:some/set", note=pytest.fail)):
+        assert (len(images), images.labels, images.classes) == (2, None, None)
+        assert images.open(1).getpixel((0, 0)) == (1, 0, 0)
     del hub["train"]
     with pytest.raises(UserError, match="hf:some/set has no split 'train', only test: choose another"):
         images_of("hf:some/set")
