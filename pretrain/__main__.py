@@ -30,7 +30,7 @@ Pretrain an image encoder without labels (ExCB).
 
   excb-pretrain quickstart                    try it end to end, offline, on a dozen photographs
   excb-pretrain list                          the recipes, what they are for, about how long they take
-  excb-pretrain choose --data DIR             a recipe and command for your images, machine and time
+  excb-pretrain choose --data DIR             tries networks and short runs on your images, and says what to do
   excb-pretrain shrink --data DIR --out DIR2  smaller copies of large photographs, which train faster
   excb-pretrain show RECIPE                   every value, where it comes from, what the paper used
   excb-pretrain plan RECIPE --gpus 8          parameters, FLOPs, memory, communication; with a GPU, images/s and hours
