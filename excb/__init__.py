@@ -18,6 +18,7 @@ _PUBLIC = {
     # Of the leaves: named here as text only, and imported when they are used.
     "Embedder": "excb.transfer.embeddings.embedder",
     "Embeddings": "excb.transfer.embeddings.embeddings",
+    "Photos": "excb.transfer.photos.photos",
     "Result": "excb.transfer.evaluate",
     "Run": "excb.pretrain.train",
     "compare": "excb.transfer.api",
@@ -33,6 +34,7 @@ __all__ = [
     "Embedder",
     "Embeddings",
     "ExCB",
+    "Photos",
     "Result",
     "Run",
     "UserError",

@@ -17,6 +17,7 @@ from excb.transfer.embeddings.embedder import Embedder as Embedder
 from excb.transfer.embeddings.embeddings import Embeddings as Embeddings
 from excb.transfer.evaluate import Result as Result
 from excb.transfer.evaluate import evaluate as evaluate
+from excb.transfer.photos.photos import Photos as Photos
 from excb.version import __version__ as __version__
 
 __all__ = [

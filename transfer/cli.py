@@ -25,6 +25,7 @@ Evaluate a checkpoint on downstream tasks. --ckpt takes what excb.load takes, or
   excb-eval all --ckpt runs/rn18_small --data DIR --out REPORT      every protocol that applies, and one report page
   excb-eval sets fine-grained --ckpt runs/a runs/b --data DIR --out REPORT    twelve sets: mean, mean rank, tiers
   excb-eval watch runs/rn18_small --data DIR --every 10m            each new checkpoint of a run, while it continues
+  excb-eval photos PHOTOS --labels labels.csv                       the best network, guesses, what to label next
   excb-eval embed --ckpt rn50_400ep --data PHOTOS --out photos.npz  a vector for every image, labelled or not
   excb-eval search --ckpt rn50_400ep --data PHOTOS --query a.jpg --out page.html    the nearest images; near-duplicates
   excb-eval overlap --train PHOTOS --test DIR --ckpt rn50_400ep     test images that were trained on; k-NN without them
@@ -41,6 +42,7 @@ OTHERS = {
     "watch": "watch.cli:WATCH",
     "embed": "embeddings.cli:EMBED",
     "search": "embeddings.cli:SEARCH",
+    "photos": "photos.cli:PHOTOS",
     "features": "feature_commands:FEATURES",
     "compare": "compare_command:COMPARE",
     "overlap": "overlap.cli:OVERLAP",

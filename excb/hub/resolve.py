@@ -84,6 +84,11 @@ def local_folder(row: Checkpoint, network: Literal["teacher", "student"] = "teac
     return folder if (folder / CONFIG).is_file() else None
 
 
+def networks_here() -> tuple[str, ...]:
+    """Names of the catalogue's networks whose weights are on this machine."""
+    return tuple(row.name for row in checkpoints() if local_folder(row) is not None)
+
+
 def _imported_name(row: Checkpoint, network: str) -> str:
     return row.name if network == "teacher" else f"{row.name}-{network}"
 

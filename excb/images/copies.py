@@ -3,7 +3,7 @@
 import hashlib
 import io
 from collections import defaultdict
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from pathlib import Path, PurePosixPath
 
 import numpy as np
@@ -106,18 +106,28 @@ def near_copies(train: CodedImages, test: CodedImages) -> list[tuple[int, int]]:
     mirrored ones are not, which `excb-eval overlap` finds.
     """
     (bank, known), (queries, asked) = _small_pictures(train), _small_pictures(test)
+    pairs = sorted(((query, bits, column) for query, column, bits in _alike(queries, bank)), reverse=True)
+    best = {query: column for query, _, column in pairs}  # the fewest bits come last
+    return [(int(asked[query]), int(known[column])) for query, column in sorted(best.items())]
+
+
+def near_pairs(images: CodedImages) -> list[tuple[int, int]]:
+    """Pairs of images of one set that look the same, as `near_copies` finds them; each pair once, ascending."""
+    pictures, own = _small_pictures(images)
+    return [(int(own[row]), int(own[column])) for row, column, _ in _alike(pictures, pictures) if row < column]
+
+
+def _alike(queries: np.ndarray, bank: np.ndarray) -> Iterator[tuple[int, int, int]]:
+    """Rows of queries and of a bank of small pictures that look the same, and the bits of their hashes that differ."""
     if not len(bank) or not len(queries):
-        return []
+        return
     unit_bank, bank_hashes, query_hashes = _unit(bank), _hashes(bank), _hashes(queries)
-    pairs = []
     for start in range(0, len(queries), ROWS):
-        alike = _unit(queries[start : start + ROWS]) @ unit_bank.T
-        for row, column in np.argwhere(alike >= CORRELATED).tolist():
+        correlations = _unit(queries[start : start + ROWS]) @ unit_bank.T
+        for row, column in np.argwhere(correlations >= CORRELATED).tolist():
             bits = int(np.bitwise_count(query_hashes[start + row] ^ bank_hashes[column]).sum())
             if bits <= BITS:
-                pairs.append((start + row, bits, column))
-    best = {query: column for query, _, column in sorted(pairs, reverse=True)}  # the fewest bits come last
-    return [(int(asked[query]), int(known[column])) for query, column in sorted(best.items())]
+                yield start + row, column, bits
 
 
 def _small_pictures(images: CodedImages) -> tuple[np.ndarray, np.ndarray]:

@@ -89,19 +89,32 @@ class LabelTable:
         paths = sorted(label_of)
         return ImageSet(root, paths, np.array([index[label_of[path]] for path in paths]), classes, ledger=ledger)
 
-    def _labels(self, split: Split | None) -> dict[str, str]:
-        """The label of every image of a split."""
-        if not self.usable:
-            raise UserError(f"{self.file} has the columns {', '.join(self.columns) or 'none'}: it needs {FORM}")
-        path, label = (self.columns.index(next(n for n in names if n in self.columns)) for names in (PATHS, LABELS))
+    def values(self, names: Sequence[str], split: Split | None = None) -> dict[str, str]:
+        """The cells of the first of these columns that there is, for every image of a split; some may be empty.
+
+        Raises:
+            UserError: there is no such column, or none of paths; or an image has two values, or there is no row.
+        """
+        found = [next((name for name in some if name in self.columns), None) for some in (PATHS, names)]
+        if None in found:
+            needs = FORM if names == LABELS else f"a column {' or '.join(names)}, beside path (or file_name)"
+            raise UserError(f"{self.file} has the columns {', '.join(self.columns) or 'none'}: it needs {needs}")
+        path, cell = (self.columns.index(str(name)) for name in found)
         known = dict[str, str]()
         for row in self._rows(split):
-            require(len(row) > max(path, label), f"{self.file}: a row has too few columns: {','.join(row)}")
-            name, value = _posix(row[path], self.roots[0]), row[label].strip()
-            require(bool(value), f"{self.file}: {name} has no label")
+            require(len(row) > max(path, cell), f"{self.file}: a row has too few columns: {','.join(row)}")
+            name, value = _posix(row[path], self.roots[0]), row[cell].strip()
             if known.setdefault(name, value) != value:
-                raise UserError(f"{self.file} gives {name} two labels, {known[name]} and {value}: remove one row")
+                said = f"{known[name] or 'none'} and {value or 'none'}"
+                raise UserError(f"{self.file} gives {name} two {found[1]}s, {said}: remove one row")
         require(bool(known), f"{self.file} has no row")
+        return known
+
+    def _labels(self, split: Split | None) -> dict[str, str]:
+        """The label of every image of a split."""
+        known = self.values(LABELS, split)
+        empty = next((name for name, value in known.items() if not value), None)
+        require(empty is None, f"{self.file}: {empty} has no label")
         return known
 
     def _rows(self, split: Split | None) -> Sequence[Sequence[str]]:

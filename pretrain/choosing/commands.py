@@ -6,6 +6,7 @@ from typing import Any
 
 from .. import overrides
 from ..plan.choice import MOST_STEPS, RecipeChoice
+from ..run.rules import clusters_for, followed_epochs, too_many_clusters
 from .recommendation import Recommendation
 from .trials import Experiment, Trial
 
@@ -64,12 +65,17 @@ def _command(trial: Trial, choice: RecipeChoice, against: Trial | None) -> tuple
         values = [*(value for value in choice.values if _field(value) not in changed), *trial.values]
         epochs = overrides.apply(overrides.find_recipe(choice.recipe), values).optim.epochs
     else:
-        recipe = "adapt" if trial.kind == "adapted" else "distil"
-        own = overrides.find_recipe(recipe).optim
-        steps = max(1, choice.images // own.batch)
-        epochs = own.epochs if recipe == "adapt" else max(5, min(own.epochs, round(MOST_STEPS / steps)))
-        start = [recipe, trial.base, *choice.named]
-        values = [*choice.declared, *trial.values, *([f"optim.epochs={epochs}"] if epochs != own.epochs else [])]
+        name = "adapt" if trial.kind == "adapted" else "distil"
+        own = overrides.find_recipe(name)
+        steps = max(1, choice.images // own.optim.batch)
+        epochs = own.optim.epochs
+        epochs = (
+            max(epochs, followed_epochs(own, steps)) if name == "adapt" else max(5, min(epochs, MOST_STEPS // steps))
+        )
+        start = [name, trial.base, *choice.named]
+        values = [*choice.declared, *trial.values, *([f"optim.epochs={epochs}"] if epochs != own.optim.epochs else [])]
+        if too_many_clusters(own, choice.images):
+            values.append(f"method.clusters={clusters_for(choice.images)}")
     return shlex.join(["excb-pretrain", *start, *values]), epochs * choice.images / trial.speed / 3600
 
 

@@ -13,8 +13,7 @@ from torch import nn
 
 from excb.console import Reporter, duration, plural
 from excb.errors import UserError
-from excb.hub import catalogue, loading
-from excb.hub.resolve import local_folder
+from excb.hub import loading
 from excb.networks.features import require_channels
 from excb.networks.preprocessing import Preprocessing
 from excb.references import patches
@@ -37,11 +36,6 @@ SHARES = {"distilled": 2.0, "adapted": 3.0, "pretrained": 1.0}  # of the rest, f
 SLOWDOWN = 1.4  # times that a short run takes longer than its steps, until one was timed
 SLOWEST = 4.0  # the most of that: the start of a tiny run says nothing of others
 RUNS = "short-runs"  # their folder
-
-
-def networks_here() -> list[str]:
-    """Names of the zoo's networks whose weights are on this machine."""
-    return [row.name for row in catalogue.checkpoints() if local_folder(row) is not None]
 
 
 @dataclass

@@ -108,7 +108,7 @@ def _experiment(
 ) -> int:
     from excb.distributed.workers import worker_count
     from excb.files.atomic import write_text
-    from excb.hub.resolve import resolve
+    from excb.hub.resolve import networks_here, resolve
     from excb.images.pixels import pixels_of
     from excb.images.scanning import refuse_among
     from excb.images.survey import with_pixels
@@ -117,7 +117,7 @@ def _experiment(
     from .. import overrides
     from ..channels import fit_channels
     from ..choosing.commands import next_steps
-    from ..choosing.experiment import TrialRunner, networks_here
+    from ..choosing.experiment import TrialRunner
     from ..choosing.page import action_in_words, figure_in_words, render_choice, report_of
     from ..choosing.recommendation import recommend
     from ..choosing.sample import FEWEST, draw_images

@@ -85,6 +85,16 @@ def too_many_clusters(recipe: Recipe, images: int) -> bool:
     return recipe.method.clustering and recipe.method.clusters > 2 * clusters_for(images)
 
 
+def followed_epochs(recipe: Recipe, steps: int) -> int:
+    """The epochs of so many steps each after which the teacher has followed the student."""
+    return math.ceil(FOLLOWED * _averaged(recipe) / steps)
+
+
+def _averaged(recipe: Recipe) -> float:
+    """Steps that the teacher averages over, at first."""
+    return 1 / max(1 - recipe.method.teacher_momentum, 1e-9)
+
+
 def _clusters(recipe: Recipe, facts: SetFacts) -> Breach | None:
     if not too_many_clusters(recipe, facts.images):
         return None
@@ -140,7 +150,7 @@ def _teacher(recipe: Recipe, facts: SetFacts) -> Breach | None:
     if not method.needs_teacher or optim.batch > facts.images:
         return None
     steps = recipe.steps_per_epoch(facts.images) * optim.epochs
-    averaged = 1 / max(1 - method.teacher_momentum, 1e-9)
+    averaged = _averaged(recipe)
     if FOLLOWED * averaged <= steps:
         return None
     return Breach(

@@ -1,0 +1,155 @@
+"""Networks and references compared on the labels of a folder: accuracy of cross-validated predictions, with intervals.
+
+The sampling unit is the group of images that stay together (`grouping.py`): copies of an image say nothing new.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from excb.inference.accuracy import share_interval
+from excb.inference.estimate import Estimate
+
+from .validation import Validated
+
+Kind = Literal["network", "reference"]
+
+
+@dataclass(frozen=True)
+class Compared:
+    """A network or a reference.
+
+    Attributes:
+        name: of a network as `excb.load` takes it, or of the reference.
+        kind: which of both.
+        validated: its predictions of the labelled images.
+        groups: of the labelled images, int64 [n].
+        milliseconds: for one image, of a network.
+    """
+
+    name: str
+    kind: Kind
+    validated: Validated
+    groups: np.ndarray
+    milliseconds: float | None = None
+
+    @property
+    def accuracy(self) -> float:
+        """In percent."""
+        return 100 * float(self.validated.hits.double().mean())
+
+    @property
+    def interval(self) -> tuple[float, float]:
+        """95 %, in percent: Wilson's, of as many images as the groups are worth."""
+        return share_interval(self.accuracy / 100, effective(self.validated.hits, self.groups))
+
+    def lead(self, other: "Compared") -> Estimate:
+        """Difference to another on the same images, as a share."""
+        difference = self.validated.hits.double() - other.validated.hits.double()
+        return _grouped_mean(difference.numpy(), self.groups)
+
+    def is_ahead(self, other: "Compared", *, tries: int = 1) -> bool:
+        """Whether it is ahead of another by more than chance; see `Estimate.margin` for `tries`."""
+        lead = self.lead(other)
+        return lead.value > 0 and lead.value > lead.margin(tries=tries)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values for JSON."""
+        values = {"name": self.name, "kind": self.kind, "accuracy": round(self.accuracy, 4), "interval": self.interval}
+        return values | ({} if self.milliseconds is None else {"milliseconds_an_image": round(self.milliseconds, 3)})
+
+
+@dataclass(frozen=True)
+class NetworkComparison:
+    """All that were compared, the best first within networks, then references."""
+
+    entries: tuple[Compared, ...]
+    labelled: int
+    classes: int
+    single: int  # classes of which all labelled images are one group: no model can predict them
+
+    @property
+    def best(self) -> Compared:
+        """The network with the most right answers; of equals the faster one."""
+        return self.of("network")[0]
+
+    def of(self, kind: Kind) -> list[Compared]:
+        """The entries of a kind, best first."""
+        found = [entry for entry in self.entries if entry.kind == kind]
+        return sorted(found, key=lambda entry: (-entry.accuracy, entry.milliseconds or math.inf))
+
+    @property
+    def level(self) -> list[Compared]:
+        """Networks that are behind the best by no more than chance."""
+        others = self.of("network")[1:]
+        return [other for other in others if not self.best.is_ahead(other, tries=len(others))]
+
+    @property
+    def words(self) -> str:
+        """The finding in a sentence or two."""
+        best, reference = self.best, self.of("reference")[0]
+        said = f"{best.name} ({best.accuracy:.1f} %)"
+        against = f"{reference.name} ({reference.accuracy:.1f} %)"
+        if not best.is_ahead(reference, tries=len(self.of("network"))):
+            return (
+                f"No network is ahead of {against} by more than chance; the best is {said}. GuessedLabels from these "
+                "labels show little: add labels, or try other networks."
+            )
+        level = " and ".join(f"{other.name} ({other.accuracy:.1f} %)" for other in self.level)
+        rest = f" Level with it within chance: {level}." if level else ""
+        return f"{said} is the best network here, ahead of {against}, the best reference.{rest}"
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values for JSON."""
+        return {
+            "labelled": self.labelled,
+            "classes": self.classes,
+            "classes_of_one_group": self.single,
+            "figure": "accuracy of logistic regression, cross-validated over groups",
+            "interval": {"unit": "group of images", "method": "Wilson, with the design effect of groups"},
+            "words": self.words,
+            "entries": [entry.to_dict() for entry in (*self.of("network"), *self.of("reference"))],
+        }
+
+
+def most_frequent(labels: Tensor, groups: np.ndarray, classes: int) -> Compared:
+    """The reference that always guesses the most frequent class."""
+    shares = torch.bincount(labels, minlength=classes).double() / len(labels)
+    hits = labels == shares.argmax()
+    predicted = shares.expand(len(labels), classes)
+    return Compared("most frequent class", "reference", Validated(predicted, hits, 1.0, 0.0, True), groups)
+
+
+def single_groups(labels: np.ndarray, groups: np.ndarray) -> int:
+    """Classes of which all images are in one group."""
+    return sum(len(np.unique(groups[labels == label])) == 1 for label in np.unique(labels))
+
+
+def effective(hits: Tensor, groups: np.ndarray) -> float:
+    """How many independent images the hits are worth: n over the design effect of groups, which is at least 1."""
+    share, number = float(hits.double().mean()), len(hits)
+    alone = share * (1 - share) / number
+    error = _grouped_mean(hits.double().numpy(), groups).error
+    return number if alone == 0 or math.isnan(error) else number / max(1.0, error**2 / alone)
+
+
+def _grouped_mean(values: np.ndarray, groups: np.ndarray) -> Estimate:
+    """The mean of values [n], with the error of a mean over whole groups."""
+    _, place = np.unique(groups, return_inverse=True)
+    number = int(place.max()) + 1
+    if number < 2:
+        return Estimate(float(values.mean()), math.nan, 1)
+    mean = float(values.mean())
+    totals = np.bincount(place, values - mean)
+    error = math.sqrt(number / (number - 1) * float((totals**2).sum())) / len(values)
+    return Estimate(mean, error, number - 1)
+
+
+def ordered(entries: Sequence[Compared]) -> tuple[Compared, ...]:
+    """Networks, then references, each with the best first."""
+    return tuple(sorted(entries, key=lambda entry: (entry.kind == "reference", -entry.accuracy)))

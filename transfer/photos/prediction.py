@@ -1,0 +1,139 @@
+"""GuessedLabels of images without a label: a calibrated probability each, and which of them to believe."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from excb.inference.accuracy import share_interval
+
+from .validation import Validated
+
+BINS = 10  # of the calibration error, with equally many images each
+LEAST = 20  # images that a threshold of certainty is judged by, at least
+
+
+@dataclass(frozen=True)
+class Guess:
+    """A prediction.
+
+    Attributes:
+        path: of the image.
+        label: the likeliest class.
+        probability: of it, calibrated.
+        sure: whether it is above the threshold.
+        second: the next likeliest class.
+    """
+
+    path: str
+    label: str
+    probability: float
+    sure: bool
+    second: str
+
+
+@dataclass(frozen=True)
+class Certainty:
+    """From which probability on predictions are right often enough, judged by cross-validated ones.
+
+    Attributes:
+        wanted: share of right answers among sure ones, of 1.
+        threshold: the probability; above 1 where no threshold is enough.
+        share: of images that are sure, of 1.
+        right: share of right answers among them, of 1.
+        interval: of `right`, 95 %, in percent; None where none is sure.
+        calibration_error: mean difference of probability and accuracy over `BINS` bins (ECE), of 1.
+    """
+
+    wanted: float
+    threshold: float
+    share: float
+    right: float
+    interval: tuple[float, float] | None
+    calibration_error: float
+
+    @property
+    def words(self) -> str:
+        """For people."""
+        error = f"Probabilities are off by {100 * self.calibration_error:.1f} points on average."
+        if self.interval is None:
+            return f"No threshold has {100 * self.wanted:.0f} % right answers: all guesses are unsure. {error}"
+        low, high = self.interval
+        return (
+            f"Guesses from {self.threshold:.2f} on are called sure: {100 * self.share:.0f} % of images, of which "
+            f"{100 * self.right:.1f} % ({low:.1f} to {high:.1f}) are right by cross-validation. {error}"
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values for JSON."""
+        return {
+            "wanted": self.wanted,
+            "threshold": None if self.interval is None else round(self.threshold, 6),
+            "sure_share": round(self.share, 6),
+            "right_share": None if self.interval is None else round(self.right, 6),
+            "right_interval": self.interval,
+            "calibration_error": round(self.calibration_error, 6),
+        }
+
+
+@dataclass(frozen=True)
+class GuessedLabels:
+    """Guesses of all images without a label, in the order of their paths."""
+
+    network: str
+    guesses: tuple[Guess, ...]
+    certainty: Certainty
+
+    def __len__(self) -> int:
+        return len(self.guesses)
+
+    @property
+    def sure(self) -> list[Guess]:
+        """The likeliest first."""
+        return sorted((each for each in self.guesses if each.sure), key=lambda each: -each.probability)
+
+    @property
+    def unsure(self) -> list[Guess]:
+        """The least likely first."""
+        return sorted((each for each in self.guesses if not each.sure), key=lambda each: each.probability)
+
+
+def certainty_of(validated: Validated, wanted: float) -> Certainty:
+    """The lowest threshold from which on enough cross-validated predictions are right."""
+    confidence, order = validated.probabilities.max(1).values.sort(descending=True)
+    hits = validated.hits[order].double()
+    right = hits.cumsum(0) / torch.arange(1, len(hits) + 1)
+    last = torch.ones(len(hits), dtype=torch.bool)
+    last[:-1] = confidence[1:] < confidence[:-1]  # equal probabilities are sure together
+    enough = last & (right >= wanted) & (torch.arange(1, len(hits) + 1) >= min(LEAST, len(hits)))
+    error = adaptive_calibration_error(confidence, validated.hits[order])
+    if not bool(enough.any()):
+        return Certainty(wanted, 2.0, 0.0, 0.0, None, error)
+    count = int(enough.nonzero()[-1]) + 1
+    share = float(right[count - 1])
+    interval = share_interval(share, count)
+    return Certainty(wanted, float(confidence[count - 1]), count / len(hits), share, interval, error)
+
+
+def adaptive_calibration_error(confidence: Tensor, hits: Tensor) -> float:
+    """The expected calibration error with bins of equally many images (Nguyen and O'Connor, EMNLP 2015).
+
+    Args:
+        confidence: probability of the answer, [n].
+        hits: whether it is right, bool [n].
+    """
+    order = confidence.argsort()
+    bins = np.array_split(order.numpy(), min(BINS, len(order)))
+    gaps = [abs(float(confidence[part].mean() - hits[part].double().mean())) * len(part) for part in bins]
+    return sum(gaps) / len(order)
+
+
+def guesses_of(paths: list[str], probabilities: Tensor, classes: tuple[str, ...], threshold: float) -> list[Guess]:
+    """Guesses from probabilities [Q, K] of two classes or more."""
+    best, which = probabilities.topk(2, dim=1)
+    return [
+        Guess(path, classes[first], chance, chance >= threshold, classes[second])
+        for path, chance, (first, second) in zip(paths, best[:, 0].tolist(), which.tolist(), strict=True)
+    ]

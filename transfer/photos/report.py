@@ -1,0 +1,97 @@
+"""The findings in a folder of photographs, printed, and written as a page and tables."""
+
+import csv
+import io
+import json
+from pathlib import Path
+
+from excb.console import Reporter, plural
+from excb.errors import require
+from excb.files.atomic import check_writable_folder, write_text
+from excb.images.image_set import ImageSet
+from excb.images.scanning import refuse_among
+
+from .findings import Findings
+from .labels import UNLABELLED
+from .page import pictures_of, render_photos
+from .prediction import Guess
+
+PAGE, TABLE, JSON = "photos.html", "photos.csv", "photos.json"
+LISTED = 20  # rows of each table on a terminal
+COLUMNS = (
+    "path",
+    "label",
+    "group",
+    "guess",
+    "probability",
+    "sure",
+    "second_guess",
+    "label_next",
+    "possible_label",
+)
+
+
+def check_out(images: ImageSet, out: Path) -> None:
+    """Refuse a folder for the report before anything is computed. Raises UserError."""
+    refuse_among(images, out)
+    require(not out.exists() or out.is_dir(), f"--out {out} is a file: name a folder")
+    check_writable_folder(out)
+
+
+def write_findings(findings: Findings, out: Path, reporter: Reporter) -> list[Path]:
+    """Write the page, the table and the JSON; their paths. Raises UserError if one cannot be written."""
+    with reporter.progress("pictures of the page", pictures_of(findings)) as bar:
+        page = render_photos(findings, progress=bar.advance)
+    write_text(page, out / PAGE)
+    write_text(_table(findings), out / TABLE)
+    write_text(json.dumps(findings.to_dict(), indent=2) + "\n", out / JSON)
+    return [out / PAGE, out / TABLE, out / JSON]
+
+
+def answer(findings: Findings, reporter: Reporter) -> None:
+    """Print it for people."""
+    reporter.answer(findings.inventory)
+    for group in findings.copies[:3]:
+        reporter.answer(f"look the same: {', '.join(group[:4])}{' ...' if len(group) > 4 else ''}")
+    if findings.comparison is None:
+        reporter.answer(f"No network is compared: {findings.why}")
+    else:
+        reporter.table(
+            "Accuracy on your labels, cross-validated logistic regression",
+            ["features", "%", "95 %"],
+            [
+                [entry.name, f"{entry.accuracy:.1f}", "{:.1f} to {:.1f}".format(*entry.interval)]
+                for entry in (*findings.comparison.of("network"), *findings.comparison.of("reference"))
+            ],
+        )
+        reporter.answer(findings.comparison.words)
+    if findings.predictions is not None:
+        reporter.answer(findings.predictions.certainty.words)
+        sure = len(findings.predictions.sure)
+        reporter.answer(f"{plural(len(findings.predictions), 'image')} without a label: {sure:,} guesses are sure")
+    if findings.errors:
+        rows = [[each.path, each.label, each.suggestion] for each in findings.errors[:LISTED]]
+        reporter.table(f"{plural(len(findings.errors), 'label')} to look at", ["image", "label", "looks like"], rows)
+    if findings.next is not None:
+        reporter.answer(f"Label next (by {findings.next.rule}): {', '.join(findings.next.paths[:LISTED])}")
+
+
+def _table(findings: Findings) -> str:
+    """A row for every image."""
+    guesses = {} if findings.predictions is None else {each.path: each for each in findings.predictions.guesses}
+    errors = {each.path: each.suggestion for each in findings.errors}
+    ranks = {} if findings.next is None else {path: place for place, path in enumerate(findings.next.paths, 1)}
+    stream = io.StringIO()
+    writer = csv.writer(stream, lineterminator="\n")
+    writer.writerow(COLUMNS)
+    labels = findings.labels
+    for path, label, group in zip(findings.images.paths, labels.of.tolist(), findings.groups.tolist(), strict=True):
+        guess = guesses.get(path)
+        said = ("", "", "", "") if guess is None else _cells(guess)
+        name = "" if label == UNLABELLED else labels.classes[label]
+        writer.writerow([path, name, group, *said, ranks.get(path, ""), errors.get(path, "")])
+    return stream.getvalue()
+
+
+def _cells(guess: Guess) -> tuple[str, ...]:
+    return guess.label, f"{guess.probability:.4f}", "yes" if guess.sure else "no", guess.second

@@ -1,0 +1,199 @@
+"""Cross-validated predictions of few labels: every labelled image is predicted by models that saw none of its group.
+
+Letters: n labelled images, Q others, D feature width, K classes.
+"""
+
+import math
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from excb.errors import require
+
+from ..probes.logistic import NEVER, Standard, fit_regression
+from ..probes.recipes import FEW_STRENGTHS, FOLDS
+
+MOST_CHOOSING = 2000  # labelled images that choose the penalty, at most: of more, the choice is clear
+TEMPERATURES = (1 / 16, 16.0)  # the least and the greatest that is tried
+
+
+@dataclass(frozen=True)
+class Classifier:
+    """Logistic regression whose probabilities are calibrated by a temperature (Guo et al., ICML 2017).
+
+    Attributes:
+        standard: of features.
+        weight: [K, D].
+        bias: [K].
+        temperature: that logits are divided by.
+        C: inverse strength of the penalty.
+    """
+
+    standard: Standard
+    weight: Tensor
+    bias: Tensor
+    temperature: float
+    C: float
+
+    def probabilities(self, rows: Tensor) -> Tensor:
+        """Of every class: features [Q, D] -> [Q, K] float64; 0 of classes without a label."""
+        logits = torch.addmm(self.bias, self.standard(rows), self.weight.T)
+        return (logits / self.temperature).softmax(1)
+
+
+@dataclass(frozen=True)
+class Validated:
+    """GuessedLabels of labelled images by models that did not see them.
+
+    Attributes:
+        probabilities: [n, K] float64, calibrated by the other parts.
+        hits: whether the likeliest class is the label, bool [n].
+        temperature: that suits all parts together.
+        C: that suits all parts together.
+        converged: whether all models were found to the solver's tolerance.
+    """
+
+    probabilities: Tensor
+    hits: Tensor
+    temperature: float
+    C: float
+    converged: bool
+
+
+def validation_parts(labels: np.ndarray, groups: np.ndarray, seed: int) -> list[np.ndarray]:
+    """Masks [n] bool of at most `FOLDS` parts that hold whole groups, and each class about equally.
+
+    Raises:
+        UserError: there is one group only, or one class.
+    """
+    from sklearn.model_selection import StratifiedGroupKFold
+
+    number = min(FOLDS, len(np.unique(groups)))
+    require(
+        number > 1 and len(np.unique(labels)) > 1,
+        "too few labels to compare anything: it needs images of two classes that are no copies of each other",
+    )
+    splitter = StratifiedGroupKFold(number, shuffle=True, random_state=seed)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # classes of fewer images than parts: they are in fewer parts
+        parts = [held for _, held in splitter.split(np.zeros(len(labels)), labels, groups)]
+    masks = []
+    for held in parts:
+        mask = np.zeros(len(labels), bool)
+        mask[held] = True
+        if mask.any():
+            masks.append(mask)
+    return masks
+
+
+def cross_validate(
+    rows: Tensor,
+    labels: Tensor,
+    parts: Sequence[np.ndarray],
+    *,
+    classes: int,
+    progress: Callable[[int], None] = lambda _fits: None,
+) -> Validated:
+    """Predict every part by models of the others.
+
+    Penalty and temperature of a part are those that suit the other parts, so its own labels choose nothing.
+
+    Args:
+        rows: [n, D], features as they are.
+        labels: [n] int64.
+        parts: masks of `validation_parts`.
+        classes: K.
+        progress: called with numbers of fits, of which there are `validation_fits`.
+    """
+    masks = [torch.from_numpy(part) for part in parts]
+    choosing = _choosing(len(labels))
+
+    def predicted(train: Tensor, held: Tensor, C: float) -> tuple[Tensor, bool]:
+        return _predicted(rows[train], labels[train], rows[held], C, classes)
+
+    logits, converged = dict[float, Tensor](), True
+    for C in FEW_STRENGTHS:
+        logits[C] = torch.full((len(labels), classes), math.nan, dtype=torch.float64)
+        for held in masks:
+            train, queries = ~held & choosing, held & choosing
+            logits[C][queries], good = predicted(train, queries, C)
+            converged &= good
+            progress(1)
+    decided = {part: _suiting(logits, labels, ~masks[part] & choosing) for part in range(len(masks))}
+    if not bool(choosing.all()):
+        for part, held in enumerate(masks):
+            C = decided[part][0]
+            logits[C][held], good = predicted(~held, held, C)
+            converged &= good
+            progress(1)
+    probabilities = torch.empty(len(labels), classes, dtype=torch.float64)
+    for part, held in enumerate(masks):
+        C, temperature = decided[part]
+        probabilities[held] = (logits[C][held] / temperature).softmax(1)
+    C, temperature = _suiting(logits, labels, choosing)
+    return Validated(probabilities, probabilities.argmax(1) == labels, temperature, C, converged)
+
+
+def validation_fits(labelled: int, parts: int) -> int:
+    """How many models `cross_validate` fits."""
+    return parts * (len(FEW_STRENGTHS) + (labelled > MOST_CHOOSING))
+
+
+def fit_classifier(rows: Tensor, labels: Tensor, validated: Validated, *, classes: int) -> Classifier:
+    """The model of all labelled images, with the penalty and the temperature that cross-validation chose."""
+    standard = Standard.by_size(rows)
+    model = fit_regression(standard(rows), labels, validated.C, classes=classes)
+    return Classifier(standard, model.weight, model.bias, validated.temperature, validated.C)
+
+
+def _choosing(number: int) -> Tensor:
+    """The labelled images that choose: all, or some evenly spread ones, bool [number]."""
+    chosen = torch.zeros(number, dtype=torch.bool)
+    chosen[torch.arange(0, number, -(-number // MOST_CHOOSING))] = True
+    return chosen
+
+
+def _predicted(rows: Tensor, labels: Tensor, held: Tensor, C: float, classes: int) -> tuple[Tensor, bool]:
+    """Logits of the rows held out by a model of other rows, and whether it converged.
+
+    Of fewer images than dimensions the solution is in their span, so it is sought there: the same model, found faster.
+    """
+    standard = Standard.by_size(rows)
+    features, queries = standard(rows), standard(held)
+    if len(features) < features.shape[1]:
+        basis = torch.linalg.svd(features, full_matrices=False).Vh.T
+        features, queries = features @ basis, queries @ basis
+    model = fit_regression(features, labels, C, classes=classes)
+    return model.scores(queries), model.converged
+
+
+def _suiting(logits: dict[float, Tensor], labels: Tensor, among: Tensor) -> tuple[float, float]:
+    """The penalty whose predictions have most right answers among some images, and their best temperature."""
+
+    def figures(C: float) -> tuple[int, float]:
+        hits = int((logits[C][among].argmax(1) == labels[among]).sum())
+        return hits, -_loss(logits[C][among], labels[among], 1.0)
+
+    C = max(FEW_STRENGTHS, key=figures)
+    return C, _temperature(logits[C][among], labels[among])
+
+
+def _temperature(logits: Tensor, labels: Tensor) -> float:
+    from scipy.optimize import minimize_scalar
+
+    ends = [math.log(end) for end in TEMPERATURES]
+    found = minimize_scalar(lambda log: _loss(logits, labels, math.exp(log)), bounds=ends, method="bounded")
+    return math.exp(float(found.x))
+
+
+def _loss(logits: Tensor, labels: Tensor, temperature: float) -> float:
+    """Mean cross-entropy of the images whose class the models knew."""
+    known = logits.gather(1, labels[:, None])[:, 0] > NEVER / 2
+    if not bool(known.any()):
+        return 0.0
+    return float(F.cross_entropy(logits[known] / temperature, labels[known]))
