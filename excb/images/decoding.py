@@ -115,7 +115,8 @@ def _turned(size: tuple[int, int], orientation: int) -> tuple[int, int]:
 
 
 def _orientation(image: Image.Image) -> int:
-    return image.getexif().get(ExifTags.Base.Orientation, UPRIGHT)
+    orientation: int = image.getexif().get(ExifTags.Base.Orientation, UPRIGHT)
+    return orientation
 
 
 def stored_and_upright_size(source: Source) -> tuple[tuple[int, int], tuple[int, int]]:
