@@ -3,9 +3,9 @@
 The sampling units are the query and the gallery image; where queries are each other's gallery, an image is both, and
 stays in one half. Answers to queries that share neighbours depend on each other, so that queries alone find too little
 spread. Whether the nearest image is right changes at once where an image leaves, so that the jackknife finds up to
-twice the true spread. The two halves of a division are independent samples: how much more their difference scatters
-than that of as many independent queries is the design effect (Kish, 1965), by which the variance over queries is
-multiplied. No more is taken from halves, since queries with fewer images to find score and scatter otherwise.
+twice the true spread. The two halves of a division are independent samples: what their difference scatters more than
+that of as many independent queries is the part of the variance that shared neighbours add. The rest is not taken from
+halves, since queries that have fewer images to find score otherwise, and scatter otherwise.
 """
 
 import math
@@ -74,9 +74,11 @@ def halved_mean(scores: np.ndarray, on_halves: np.ndarray, *, gallery: int | Non
     Returns:
         An error of NaN with fewer than twice `LEAST` queries that count, or images of the gallery.
     """
-    known, factor, freedom = _known(scores, on_halves, gallery)
-    error = _error(known, factor, freedom)
-    return HalvedMean(float(known.mean()), error, freedom or 1.0, len(known) / factor)
+    known, excess, freedom = _known(scores, on_halves, gallery)
+    value, images = float(known.mean()), len(known)
+    near = (images * value + 0.5) / (images + 1)
+    units = near * (1 - near) / _variance(near * (1 - near) / images, excess)
+    return HalvedMean(value, _error(known, excess, freedom), freedom or 1.0, units)
 
 
 def halved_lead(differences: np.ndarray, on_halves: np.ndarray, *, gallery: int | None = None) -> Estimate:
@@ -84,33 +86,34 @@ def halved_lead(differences: np.ndarray, on_halves: np.ndarray, *, gallery: int 
 
     Where no query differs, two more, one for either side, give it a width, as Agresti and Min do for hits.
     """
-    known, factor, freedom = _known(differences, on_halves, gallery)
+    known, excess, freedom = _known(differences, on_halves, gallery)
     spread = known if known.any() else np.append(known, [1.0, -1.0])
-    return Estimate(float(known.mean()), _error(spread, factor, freedom), freedom or 1.0)
+    return Estimate(float(known.mean()), _error(spread, excess, freedom), freedom or 1.0)
 
 
-def _error(scores: np.ndarray, factor: float, freedom: float) -> float:
-    return math.sqrt(factor) * standard_error(scores) if freedom else math.nan
+def _error(scores: np.ndarray, excess: float, freedom: float) -> float:
+    return math.sqrt(_variance(standard_error(scores) ** 2, excess)) if freedom else math.nan
+
+
+def _variance(independent: float, excess: float) -> float:
+    """The variance of the mean. An excess below 0 by chance counts: without it, errors are too large on average."""
+    return max(independent + excess, independent / 2)
 
 
 def _known(scores: np.ndarray, on_halves: np.ndarray, gallery: int | None) -> tuple[np.ndarray, float, float]:
-    """Scores that count, `design_effect`, and degrees of freedom, which are 0 where too little is known."""
+    """Scores that count, `excess`, and degrees of freedom, which are 0 where too little is known."""
     scores, on_halves = np.asarray(scores, np.float64), np.asarray(on_halves, np.float64)
     known = scores[~np.isnan(scores)]
     fewest = min(len(known), len(known) if gallery is None else gallery)
     if fewest < 2 * LEAST:
-        return known, 1.0, 0.0
-    return known, design_effect(on_halves), 1 / (1 / len(on_halves) + 1 / (fewest - 1))
+        return known, 0.0, 0.0
+    return known, excess(on_halves), 1 / (1 / len(on_halves) + 1 / (fewest - 1))
 
 
-def design_effect(on_halves: np.ndarray) -> float:
-    """The variance of the mean over queries, relative to that of as many independent ones: at least a half.
+def excess(on_halves: np.ndarray) -> float:
+    """The variance of the mean over all queries beyond that of independent ones, of either sign.
 
-    It is that of the difference of two halves. Only the ratio is taken from halves: there queries have fewer images to
-    find, and their scores another variance. Below 1 it is so by chance and kept, since what chance adds elsewhere is.
-
-    Args:
-        on_halves: as of `halved_mean`.
+    The difference of two halves has four times the variance of the mean over all. `on_halves` as of `halved_mean`.
     """
     first = divisions(on_halves.shape[1], number=len(on_halves))
     counts = ~np.isnan(on_halves)
@@ -121,8 +124,7 @@ def design_effect(on_halves: np.ndarray) -> float:
         mean = (scores * half).sum(1) / images
         means.append(mean)
         variances.append(((np.square(scores) * half).sum(1) / images - mean**2) / (images - 1))
-    independent = float((variances[0] + variances[1]).mean())
-    return max(0.5, float(np.square(means[0] - means[1]).mean()) / independent) if independent > 0 else 1.0
+    return float((np.square(means[0] - means[1]) - variances[0] - variances[1]).mean()) / 4
 
 
 def as_bytes(scores: np.ndarray) -> np.ndarray:

@@ -11,9 +11,9 @@ from excb.inference.halves import (
     LEAST_DIVISIONS,
     MOST_DIVISIONS,
     as_bytes,
-    design_effect,
     divisions,
     enough,
+    excess,
     from_bytes,
     halved_lead,
     halved_mean,
@@ -41,26 +41,26 @@ def test_of_many_queries_fewer_divisions_are_kept() -> None:
     assert [how_many(queries) for queries in (0, 60, 10_000, 20_000, 10**6)] == [P, P, P, 50, LEAST_DIVISIONS]
 
 
-def test_independent_queries_have_no_design_effect() -> None:
+def test_independent_queries_have_no_excess() -> None:
     values = np.random.default_rng(0).random((40, 200))
-    assert np.mean([design_effect(alike(own)) for own in values]) == pytest.approx(1, abs=0.05)
-    assert design_effect(alike(np.ones(60))) == 1
+    mean = 1 / 12 / 200  # their variance
+    assert np.mean([excess(alike(own)) for own in values]) < 0.1 * mean
 
 
 def test_what_moves_all_queries_of_a_half_is_found() -> None:
     random, first = np.random.default_rng(0), divisions(200)
     shared = random.random((P, 2, 1))
     scores = random.random((P, 200)) + np.where(first, shared[:, 0], shared[:, 1])
-    # 1/12 moves each half, beside the variance of a hundred independent scores, which have 1/12 each.
-    assert design_effect(scores) == pytest.approx(1 + 100, rel=0.3)
+    # 1/12 moves each half, and half of that the mean of all: the mean of two.
+    assert excess(scores) == pytest.approx(1 / 24, rel=0.3)
 
 
-def test_the_error_is_that_of_independent_queries_times_the_design_effect() -> None:
+def test_the_error_is_that_of_independent_queries_and_the_excess() -> None:
     scores = np.random.default_rng(1).random(80)
     on_halves = np.random.default_rng(2).random((P, 80)) + np.where(divisions(80), 0.1, 0.0)
-    spread, factor = halved_mean(scores, on_halves), design_effect(on_halves)
-    assert factor > 1
-    assert spread.error == pytest.approx(math.sqrt(factor) * stats.sem(scores))
+    spread, more = halved_mean(scores, on_halves), excess(on_halves)
+    assert more > 0
+    assert spread.error == pytest.approx(math.sqrt(more + stats.sem(scores) ** 2))
     assert spread.freedom == pytest.approx(1 / (1 / P + 1 / 79))
     units = scores.mean() * (1 - scores.mean()) / spread.error**2
     assert spread.interval() == share_interval(scores.mean(), units, quantile=stats.t.ppf(0.975, spread.freedom))
@@ -75,7 +75,7 @@ def test_where_all_are_right_or_none_differs_there_is_a_width() -> None:
     low, high = halved_mean(right, alike(right)).interval() or (0, 0)
     assert 93 < low < 98
     assert high == 100
-    moved = np.where(divisions(100), 1.0, (np.arange(100) % 2).astype(float))
+    moved = np.where(divisions(100), 1.0, 0.9)
     assert (halved_mean(right, moved).interval() or (100, 0))[0] < low
     low, high = halved_lead(none, alike(none)).interval(lowest=-1) or (0, 0)
     assert -6 < low < 0 < high < 6
