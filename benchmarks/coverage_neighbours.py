@@ -113,7 +113,7 @@ def ranked(random: np.random.Generator, number: int, *, shared: bool) -> list[Im
     galleries, labels = (queries, targets) if shared else images(random, number)
     scores = []
     for rows, bank in zip(queries, galleries, strict=True):
-        effects = GalleryEffects(number, list(SMOOTH.values()))
+        effects = GalleryEffects(number, number, list(SMOOTH.values()))
         halves = HalfScores(labels, targets, KS, shared=shared)
         values = _values(bank, rows, labels, targets, shared=shared, effects=effects, halves=halves)
         on_mean = effects.of_mean(values[: len(SMOOTH)].nanmean(1).numpy())

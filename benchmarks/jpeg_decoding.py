@@ -1,21 +1,28 @@
 """Images/s that one thread decodes from JPEGs to arrays: simplejpeg, torchvision and Pillow; and nvJPEG's on a GPU.
 
 Run: python -m benchmarks.jpeg_decoding [--data FOLDER] [--images 100] [--turns 15]
+     python -m benchmarks.jpeg_decoding --before COPY --data FOLDER
      python -m benchmarks.jpeg_decoding --device cuda --data FOLDER --images 1024 --turns 5 [--json FILE]
 
 Files are read into memory first; without --data they are the photographs of `input_pipeline.py`, 500 x 375. Decoders
 take turns at all images, and the least processor time of each image counts, because others may use the machine. Each
 time includes what pretraining does before it decodes: Pillow reads the header and EXIF. It fails where pixels differ.
 
+With --before, images are read as training and as evaluation read them, by this version and by another, installed with
+`pip install --no-deps --target COPY`. Both are in one process and take turns at each image.
+
 With --device cuda all images also pass through nvJPEG (torchvision's `decode_jpeg`) in batches, by the clock. Its
 pixels are compared with the others' and may differ: pretraining uses nvJPEG only with `efficiency.decoder=nvjpeg`.
 """
 
 import argparse
+import importlib
 import io
 import json
+import sys
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, get_args
 
@@ -25,6 +32,7 @@ from torch import Tensor
 from torchvision.io import ImageReadMode, decode_jpeg
 
 from benchmarks.input_pipeline import write_photographs
+from excb.errors import require
 from excb.files.atomic import write_text
 from excb.images import jpeg
 from excb.images.decoding import open_image
@@ -37,6 +45,39 @@ def decoded(coded: bytes, decoder: jpeg.Decoder) -> np.ndarray:
     """Pixels as pretraining gets them: by the decoder, or else by Pillow."""
     array = jpeg.decode_jpeg(io.BytesIO(coded), decoder)
     return np.asarray(open_image(io.BytesIO(coded))) if array is None else array
+
+
+def readers(copy: Path | None, folder: Path) -> dict[str, Callable[[int], object]]:
+    """How training and evaluation read a folder's image by number, in this version or in a copy of another."""
+    mine = {name: module for name, module in sys.modules.items() if name.partition(".")[0] == "excb"}
+    if copy is not None:
+        for name in mine:
+            del sys.modules[name]
+        sys.path.insert(0, str(copy.resolve()))
+    decoding, scanning = (importlib.import_module(f"excb.images.{name}") for name in ("jpeg", "scanning"))
+    if copy is not None:
+        sys.path.pop(0)
+        require(Path(decoding.__file__ or "").is_relative_to(copy.resolve()), f"{copy} has no copy of excb")
+        for name in [name for name in sys.modules if name.partition(".")[0] == "excb"]:
+            del sys.modules[name]
+        sys.modules.update(mine)
+    images = scanning.scan_folder(folder)
+    return {"training": lambda index: decoding.decode_jpeg(images.file(index)), "evaluation": images.open}
+
+
+def beside(copy: Path, folder: Path, count: int, turns: int) -> None:
+    """Print the time of reading an image, here and in a copy of another version, and their ratio."""
+    sides, random = (readers(copy, folder), readers(None, folder)), np.random.default_rng(0)
+    for use in sides[0]:
+        seconds = np.full((2, count), np.inf)
+        for _ in range(turns):
+            for index in range(count):
+                for side in random.permutation(2):
+                    start = time.perf_counter()
+                    sides[side][use](index)
+                    seconds[side, index] = min(seconds[side, index], time.perf_counter() - start)
+        before, now = 1000 * seconds.mean(1)
+        print(f"{use:12} {now:6.3f} ms  before {before:6.3f} ms  ratio {now / before:.2f}")
 
 
 def by_device(files: list[bytes], expected: list[np.ndarray], device: torch.device, turns: int) -> dict[str, Any]:
@@ -70,10 +111,14 @@ def main() -> None:
     parser.add_argument("--data", type=Path, help="folder of JPEGs")
     parser.add_argument("--images", type=int, default=100, help="of the folder, evenly spaced")
     parser.add_argument("--turns", type=int, default=15, help="times that each image is decoded")
+    parser.add_argument("--before", type=Path, metavar="COPY", help="time reading beside another version's copy")
     parser.add_argument("--device", type=torch.device, help="also decode in batches on this device: cuda is nvJPEG")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures to a file, too")
     args = parser.parse_args()
     torch.set_num_threads(1)
+    if args.before:
+        beside(args.before, args.data, min(args.images, len(scan_folder(args.data))), args.turns)
+        return
     jpeg.require_installed("simplejpeg")
     with tempfile.TemporaryDirectory() as name:
         images = scan_folder(args.data) if args.data else write_photographs(Path(name), quality=95, large=False)

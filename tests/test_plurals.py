@@ -44,6 +44,24 @@ EXEMPT = {
     *("train_set.root", "type(value).__name__"),
     *("grid.width", "processes", "ratio", "was[1]", "world_size"),
 }
+# Words after a number that do not change with it: adjectives, extensions, names, and verbs beside the other form.
+UNCHANGED = {"kind", "what", "how", "word"}
+
+
+def uncounted_names(source: str) -> Iterator[str]:
+    """Nouns in a variable after a number, as in f"{n:,} {noun}", and plurals spelled as 's' * (n != 1)."""
+    for node in ast.walk(ast.parse(source)):
+        parts = node.values if isinstance(node, ast.JoinedStr) else []
+        for number, between, noun in zip(parts, parts[1:], parts[2:], strict=False):
+            if not isinstance(number, ast.FormattedValue) or not isinstance(noun, ast.FormattedValue):
+                continue
+            count, word = ast.unparse(number.value), ast.unparse(noun.value)
+            grouped = number.format_spec is not None and ast.unparse(number.format_spec) in ("f','", "','")
+            follows = isinstance(between, ast.Constant) and between.value == " "
+            if follows and (grouped or count.startswith("len(")) and word not in UNCHANGED and " == 1 " not in word:
+                yield f"line {number.lineno}: {{{count}}} {{{word}}}"
+            if isinstance(between, ast.Constant) and re.match(r"'e?s' \*", word) and not count.startswith("'"):
+                yield f"line {number.lineno}: {{{count}}} ... {{{word}}}"
 
 
 def uncounted(source: str) -> Iterator[str]:
@@ -61,10 +79,15 @@ def uncounted(source: str) -> Iterator[str]:
                 yield f"line {value.lineno}: {{{written}}}{noun[0]}"
 
 
+def found_in(source: str) -> list[str]:
+    """All of both kinds."""
+    return [*uncounted(source), *uncounted_names(source)]
+
+
 @pytest.mark.parametrize("room", ["excb", "pretrain", "transfer", "zoo"])
 def test_numbers_agree_with_their_nouns(room: str) -> None:
     files = sorted(Path(ROOT / room).rglob("*.py"))
-    found = [f"{file.relative_to(ROOT)}, {each}" for file in files for each in uncounted(file.read_text("utf-8"))]
+    found = [f"{file.relative_to(ROOT)}, {each}" for file in files for each in found_in(file.read_text("utf-8"))]
     assert not found, "write {plural(number, 'noun')}, or list the value as a text in EXEMPT:\n" + "\n".join(found)
 
 
@@ -77,7 +100,14 @@ def test_numbers_agree_with_their_nouns(room: str) -> None:
         ("f\"{plural(n, 'image')} of {share:.1f} % steps\"", 0),
         ('f"{FOLDS} folds"', 0),
         ('f"{file} names images"', 0),
+        ('f"{n:,} {noun}"', 1),
+        ('f"{len(a)} {noun}"', 1),
+        ('f"{n:,} {nouns if n != 1 else noun}"', 1),
+        ('f"{n:,} {noun if n == 1 else nouns}"', 0),
+        ('f"{len(a)} {kind} ({few(a)})"', 0),
+        ("f\"{n} node{'s' * (n > 1)}\"", 1),
+        ('f"{file} {reason}"', 0),
     ],
 )
 def test_the_check_finds_them(source: str, number: int) -> None:
-    assert len(list(uncounted(source))) == number
+    assert len(found_in(source)) == number

@@ -15,7 +15,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from excb.console import Reporter
+from excb.console import Reporter, plural
 from excb.distributed.slurm_request import SlurmRequest, minutes, parse_request
 from excb.errors import UserError, require
 
@@ -61,7 +61,7 @@ def submit_command(
     job = submit_job(module, arguments, request, folder)
     stop = f"scancel {job.job_id}" if request.cluster == "slurm" else f"kill {job.job_id}"
     nodes, processes = request.nodes, request.processes
-    size = f"{nodes} node{'s' * (nodes > 1)} x {processes} process{'es' * (processes > 1)}"
+    size = f"{plural(nodes, 'node')} x {plural(processes, 'process', 'processes')}"
     reporter.answer(f"job {job.job_id}: {size}; at its limit of {request.time} it saves, queues again and resumes")
     reporter.answer(f"follow: tail -F {job.paths.stderr}    results: {job.paths.stdout}    stop: {stop}")
     return 0

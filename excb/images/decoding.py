@@ -20,6 +20,7 @@ from excb.images.pixels import EIGHT_BIT, BrokenImageError, Notice, Pixels, Pixe
 
 __all__ = ["DAMAGE", "BrokenImageError", "PixelsError", "Source", "open_image", "open_smaller", "to_rgb"]
 
+UPRIGHT = 1  # of EXIF's orientations
 Shrink = Callable[[tuple[int, int]], int]  # upright width and height -> 1, 2, 4 or 8
 
 
@@ -68,14 +69,16 @@ def open_smaller(
         with warnings.catch_warnings(action="ignore"), open_pillow(source) as image:
             if not pixels.plain or depth.is_deep(image):
                 return _opened(depth.upright(depth.mapped(image, pixels, source, notice), image))
-            full_size = None
+            full_size, orientation = None, None
             if isinstance(image, JpegImageFile):
                 width, height = image.size
-                full_size = _upright_size(image)
+                orientation = _orientation(image)
+                full_size = _turned(image.size, orientation)
                 if (divisor := shrink(full_size)) > 1:
                     image.draft(None, (max(1, width // divisor), max(1, height // divisor)))
             image.load()
-            ImageOps.exif_transpose(image, in_place=True)
+            if orientation != UPRIGHT:  # else nothing turns, and Pillow need not read EXIF data again
+                ImageOps.exif_transpose(image, in_place=True)
             return depth.plain_rgb(image, pixels.colours), full_size or image.size
     except UnidentifiedImageError as error:
         if (values := _other_values(source, pixels)) is None:
@@ -107,9 +110,13 @@ def _broken(error: Exception) -> BrokenImageError:
     return BrokenImageError(f"{type(error).__name__}: {reason}")
 
 
-def _upright_size(image: Image.Image) -> tuple[int, int]:
-    turned = image.getexif().get(ExifTags.Base.Orientation) in (5, 6, 7, 8)
-    return (image.height, image.width) if turned else image.size
+def _turned(size: tuple[int, int], orientation: int) -> tuple[int, int]:
+    return size[::-1] if orientation in (5, 6, 7, 8) else size
+
+
+def _orientation(image: Image.Image) -> int:
+    orientation: int = image.getexif().get(ExifTags.Base.Orientation, UPRIGHT)
+    return orientation
 
 
 def stored_and_upright_size(source: Source) -> tuple[tuple[int, int], tuple[int, int]]:
@@ -119,7 +126,7 @@ def stored_and_upright_size(source: Source) -> tuple[tuple[int, int], tuple[int,
         if is_raw(source):
             return raw_sizes(source)
         with warnings.catch_warnings(action="ignore"), open_pillow(source) as image:  # as `open_image`
-            return image.size, _upright_size(image)
+            return image.size, _turned(image.size, _orientation(image))
     except UnidentifiedImageError as error:
         with suppress(bands.BandsError):
             if (found := bands.read_header(source)) is not None:

@@ -13,7 +13,7 @@ from PIL.JpegImagePlugin import JpegImageFile
 
 from excb.errors import UserError
 from excb.files.regular import refuse_special
-from excb.images.decoding import DAMAGE, Shrink, Source
+from excb.images.decoding import DAMAGE, UPRIGHT, Shrink, Source
 from excb.images.formats.colour import profile_of
 
 try:
@@ -21,7 +21,6 @@ try:
 except ImportError:  # the extra `fast`
     simplejpeg = None
 
-UPRIGHT = 1  # of EXIF's orientations
 _END, _TRAILER = b"\xff\xd9", 256  # the marker that ends a JPEG, and how many bytes from the end it is looked for
 
 _START, _MARK, _SCAN = b"\xff\xd8", 0xFF, 0xDA

@@ -77,7 +77,7 @@ def halved_mean(scores: np.ndarray, on_halves: np.ndarray, *, gallery: int | Non
     known, excess, freedom = _known(scores, on_halves, gallery)
     value, images = float(known.mean()), len(known)
     near = (images * value + 0.5) / (images + 1)
-    units = near * (1 - near) / (near * (1 - near) / images + excess)
+    units = near * (1 - near) / _variance(near * (1 - near) / images, excess)
     return HalvedMean(value, _error(known, excess, freedom), freedom or 1.0, units)
 
 
@@ -92,7 +92,12 @@ def halved_lead(differences: np.ndarray, on_halves: np.ndarray, *, gallery: int 
 
 
 def _error(scores: np.ndarray, excess: float, freedom: float) -> float:
-    return math.sqrt(standard_error(scores) ** 2 + excess) if freedom else math.nan
+    return math.sqrt(_variance(standard_error(scores) ** 2, excess)) if freedom else math.nan
+
+
+def _variance(independent: float, excess: float) -> float:
+    """The variance of the mean. An excess below 0 by chance counts: without it, errors are too large on average."""
+    return max(independent + excess, independent / 2)
 
 
 def _known(scores: np.ndarray, on_halves: np.ndarray, gallery: int | None) -> tuple[np.ndarray, float, float]:
@@ -106,9 +111,9 @@ def _known(scores: np.ndarray, on_halves: np.ndarray, gallery: int | None) -> tu
 
 
 def excess(on_halves: np.ndarray) -> float:
-    """The variance of the mean over all queries beyond that of independent ones; `on_halves` as of `halved_mean`.
+    """The variance of the mean over all queries beyond that of independent ones, of either sign.
 
-    The difference of two halves has four times the variance of the mean over all.
+    The difference of two halves has four times the variance of the mean over all. `on_halves` as of `halved_mean`.
     """
     first = divisions(on_halves.shape[1], number=len(on_halves))
     counts = ~np.isnan(on_halves)
@@ -119,7 +124,7 @@ def excess(on_halves: np.ndarray) -> float:
         mean = (scores * half).sum(1) / images
         means.append(mean)
         variances.append(((np.square(scores) * half).sum(1) / images - mean**2) / (images - 1))
-    return max(0.0, float((np.square(means[0] - means[1]) - variances[0] - variances[1]).mean()) / 4)
+    return float((np.square(means[0] - means[1]) - variances[0] - variances[1]).mean()) / 4
 
 
 def as_bytes(scores: np.ndarray) -> np.ndarray:

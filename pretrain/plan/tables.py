@@ -65,7 +65,7 @@ def _print_teachers(report: Report, reporter: Reporter) -> None:
     reporter.table("\nFrozen teachers", ["", "parameters", "input", "an input", "features"], rows)
     once, views = teachers["once"], teachers["views"]
     if views:
-        reporter.answer(f"they see {views} view{'s' * (views > 1)} of every image in every step, counted above")
+        reporter.answer(f"they see {plural(views, 'view')} of every image in every step, counted above")
     if once["images"]:
         purpose = "" if teachers["sees"] == "image" else ", for statistics and first clusters"
         reporter.answer(

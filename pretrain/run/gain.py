@@ -76,7 +76,7 @@ class Gain:
             before: [N] bool, right answers.
             after: [N] bool.
             figure: in words.
-            measured_on: the images in words.
+            measured_on: whose images, such as "of photos/val".
             tries: number of networks of which this one is the best.
             halves: the same on random halves, [P, N] bool, where images are each other's neighbours. The sampling unit
                 is then an image as query and neighbour, and otherwise as query alone.
@@ -90,7 +90,7 @@ class Gain:
             spread = halved_lead(leads.numpy(), on_halves.numpy())
             low, high = spread.interval(lowest=-1.0, tries=tries) or (None, None)
         start, now = (100 * float(hits.double().mean()) for hits in (before, after))
-        return cls(figure, f"{len(before):,} {measured_on}", start, now, low, high)
+        return cls(figure, f"{plural(len(before), 'image')} {measured_on}", start, now, low, high)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON."""

@@ -89,9 +89,9 @@ class FolderProbe:
 
     @property
     def measured_on(self) -> str:
-        """The images that are counted, in words."""
+        """Whose images are counted, in words."""
         held_out = self._sets.held_out
-        return f"images of {(self._sets.train if held_out is None else held_out).root}"
+        return f"of {(self._sets.train if held_out is None else held_out).root}"
 
     @property
     def identity(self) -> str:

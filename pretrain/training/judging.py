@@ -126,7 +126,7 @@ def _adapted(state: RunState, measured: EpochEnd) -> Adapted | None:
         if before is None or after is None or len(before) != len(after):  # an image could not be read any more
             continue
         probe = measured.probes.get(name)
-        on = probe.measured_on if probe is not None else "training images"
+        on = probe.measured_on if probe is not None else "of the training set"
         figure = next(each for each in FIGURES if (f"{name}_{each}" if probe is not None else each) in progress.best)
         # Only the target's figure chose the best of several networks.
         tries = progress.measurements if name == TARGET else 1

@@ -84,7 +84,7 @@ class Comparison:
         return (
             "Percent, with 95 % intervals over the test images. Figures of one tier (*1, *2, ...) do not "
             "differ at 5 % from the best of the tier: paired tests on the same images, McNemar's of hits, a "
-            f"randomisation test of other scores, corrected for {tests} pair{'s' * (tests != 1)} by Holm's method."
+            f"randomisation test of other scores, corrected for {plural(tests, 'pair')} by Holm's method."
         )
 
     def sheet(self, report: str) -> Sheet:

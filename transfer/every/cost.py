@@ -51,7 +51,7 @@ def where(task: Task) -> str:
         machine = torch.cuda.get_device_name(device)
     else:
         threads = torch.get_num_threads()
-        machine = f"{device.type}, {threads} thread{'s' * (threads > 1)}"
+        machine = f"{device.type}, {plural(threads, 'thread')}"
     return f"{machine}, batches of {plural(task.batch, 'image')} of {crop} x {crop} pixels"
 
 

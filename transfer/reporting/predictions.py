@@ -21,7 +21,7 @@ from excb.files import npy
 from excb.inference import accuracy, statistics
 from excb.inference.basis import EFFECTS, HALVES, Basis
 from excb.inference.estimate import Estimate
-from excb.inference.galleries import GalleryScores
+from excb.inference.galleries import SIGNED, GalleryScores
 from excb.inference.halves import from_bytes, halved_lead, halved_mean
 from excb.inference.paired import Paired, PairedTest, of_figure
 
@@ -202,7 +202,7 @@ class ImageScores(Scored):
     Args:
         values: [Q] float64 by figure, 0 to 1 where the figure is in percent; NaN of images that do not count. The
             first figure is the main one.
-        gallery: [G] float64 by figure, of rankings: the sum of its scores minus what it is without each gallery image.
+        gallery: [W, G] float64 by figure, of rankings: see `GalleryScores.effects`.
         halves: scores of the queries in their half of P divisions into halves, [P, Q] by figure, as
             `inference.halves.as_bytes` has them.
         shared_gallery: whether the gallery holds the queries themselves, in their order.
@@ -220,11 +220,10 @@ class ImageScores(Scored):
             _require(not scores.isinf().any(), f"finite scores in {name}")
             _require(not scores.isnan().all(), f"an image that counts in {name}")
         for name, effects in self.gallery.items():
-            _require(
-                name in self.values and effects.dtype == torch.float64 and effects.ndim == 1, "effects of a figure"
-            )
+            fits = effects.dtype == torch.float64 and effects.ndim == 2 and len(effects) == 1 + SIGNED
+            _require(name in self.values and fits, "effects of a figure")
             _require(bool(effects.isfinite().all()), f"finite effects on {name}")
-            fits = not self.shared_gallery or len(effects) == len(self.targets)
+            fits = not self.shared_gallery or effects.shape[1] == len(self.targets)
             _require(fits, f"an effect of each image on {name}")
         for name, stored in self.halves.items():
             fits = name in self.values and stored.dtype == torch.uint8 and stored.ndim == 2 and len(stored) > 0
@@ -237,12 +236,10 @@ class ImageScores(Scored):
 
     def intervals(self) -> dict[str, tuple[float, float]]:
         """See `Scored.intervals`; of rankings over queries and gallery."""
-        intervals = super().intervals()
-        for name in self.gallery | self.halves:
-            del intervals[name]
-            if (ends := self._over_gallery(name).interval()) is not None:
-                intervals[name] = ends
-        return intervals
+        over_gallery = self.gallery | self.halves
+        own = {name: statistics.interval(each) for name, each in self.values.items() if name not in over_gallery}
+        ends = {name: self._over_gallery(name).interval() for name in over_gallery}
+        return own | {name: each for name, each in ends.items() if each is not None}
 
     def bases(self) -> dict[str, Basis]:
         """See `Scored.bases`."""
@@ -269,7 +266,7 @@ class ImageScores(Scored):
 
     @property
     def _gallery_images(self) -> int:
-        return len(next(iter(self.gallery.values())))
+        return next(iter(self.gallery.values())).shape[1]
 
     def _on_halves(self, figure: str) -> np.ndarray:
         return from_bytes(self.halves[figure].numpy())

@@ -1,7 +1,7 @@
 """The cost of a protocol before it runs: images through the network, FLOPs, and bytes to fetch."""
 
 from excb.checkpoint.exported import WEIGHTS
-from excb.console import duration
+from excb.console import duration, plural
 from excb.hub.catalogue import Checkpoint
 from excb.hub.resolve import local_folder
 from excb.networks.architecture import Architecture
@@ -35,8 +35,12 @@ def describe_cost(claim: Claim, row: Checkpoint) -> list[str]:
         size = f"{4 * parameters / 2**20:,.0f} MiB or more (the file's size is not published)"
         lines = [f"download: {size} from {row.locations[0]}; licence: {row.licence or 'none stated'}"]
     numbers = [
-        f"{number:,} {what}"
-        for number, what in ((data.train, "train images"), (data.test, "test images"), (data.classes, "classes"))
+        plural(number, *nouns)
+        for number, nouns in (
+            (data.train, ("train image",)),
+            (data.test, ("test image",)),
+            (data.classes, ("class", "classes")),
+        )
         if number is not None
     ]
     lines.append(f"images: {data.title}, {', '.join(numbers)}")

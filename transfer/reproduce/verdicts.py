@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from excb.console import plural
 from excb.results.result import ResultRecord
 
 from ..published.claim import Claim, ClaimImages
@@ -68,11 +69,12 @@ def other_images(wanted: ClaimImages, data: Mapping[str, Any]) -> str:
         data: as in `Result.data`. A protocol on one set, such as clusters, takes the train images.
     """
     sets = {"train": data["images"]} if "images" in data else {part: data[part] for part in ("train", "test")}
-    numbers = [("classes", wanted.classes, data["classes"])]
-    numbers += [(f"{part} images", getattr(wanted, part), images["images"]) for part, images in sets.items()]
-    for what, expected, actual in numbers:
+    numbers = [("class", "classes", wanted.classes, data["classes"])]
+    for part, images in sets.items():
+        numbers.append((f"{part} image", f"{part} images", getattr(wanted, part), images["images"]))
+    for noun, nouns, expected, actual in numbers:
         if expected is not None and expected != actual:
-            return f"these images are not {wanted.title}: {actual:,} {what}, not {expected:,}"
+            return f"these images are not {wanted.title}: {plural(actual, noun, nouns)}, not {expected:,}"
     for part, images in sets.items():
         fingerprint = getattr(wanted, f"{part}_fingerprint")
         if fingerprint is not None and fingerprint != images["fingerprint"]:

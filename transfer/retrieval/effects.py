@@ -1,11 +1,13 @@
 """Scores of a ranking, and the effect of each gallery image on them: how much they change without it.
 
-Letters: Q queries, G gallery images, R relevant images of a query.
+Letters: Q queries, G gallery images, R relevant images of a query, W weights (`inference.galleries.weights`).
 """
 
 from collections.abc import Callable, Sequence
 
 import numpy as np
+
+from excb.inference.galleries import weights
 
 # A score is a sum over relevant images of what each adds, by its place among them, its rank and their number R.
 Terms = Callable[[np.ndarray, np.ndarray, int], np.ndarray]
@@ -34,33 +36,35 @@ def score_of(terms: Terms, ranks: np.ndarray) -> float:
 
 
 class GalleryEffects:
-    """Sums, over queries, of each score with a gallery image minus the score without it.
+    """Weighted sums, over queries, of each score with a gallery image minus the score without it.
 
     Each is exact: without an irrelevant image, the relevant ones below it move up by one; without a relevant one, there
     is one less of them.
 
     Args:
         images: G.
+        queries: Q, of all processes.
         measures: of the figures, F of them.
     """
 
-    def __init__(self, images: int, measures: Sequence[Terms]) -> None:
-        self._measures = measures
-        self._sums = np.zeros((len(measures), images))
-        self._single = np.zeros((len(measures), images))  # scores of queries that lose their only relevant image
-        self._singles = np.zeros(images)  # how many such queries
+    def __init__(self, images: int, queries: int, measures: Sequence[Terms]) -> None:
+        self._measures, self._weights = measures, weights(queries)
+        self._sums = np.zeros((len(measures), len(self._weights), images))
+        self._single = np.zeros_like(self._sums)  # scores of queries that lose their only relevant image
+        self._singles = np.zeros((len(self._weights), images))  # how many such queries
 
-    def add(self, order: np.ndarray, relevant: np.ndarray) -> None:
+    def add(self, query: int, order: np.ndarray, relevant: np.ndarray) -> None:
         """Count a query.
 
         Args:
+            query: its number.
             order: [G] gallery images, the most similar first.
             relevant: [G] bool, whether each of these is relevant.
         """
         ranks = np.flatnonzero(relevant) + 1
         if not len(ranks):
             return
-        above = np.cumsum(relevant)  # relevant images up to each rank
+        above, own = np.cumsum(relevant), self._weights[:, query]  # relevant images up to each rank; weights
         first = order[ranks[0] - 1]
         for number, terms in enumerate(self._measures):
             value, without_other, without_own = _scores(terms, ranks)
@@ -68,17 +72,18 @@ class GalleryEffects:
             if len(ranks) > 1:
                 effects[ranks - 1] = value - without_own
             else:
-                self._single[number, first] += value
-            self._sums[number, order] += effects
-        self._singles[first] += len(ranks) == 1
+                self._single[number, :, first] += own * value
+            self._sums[number][:, order] += own[:, None] * effects
+        if len(ranks) == 1:
+            self._singles[:, first] += own
 
     def of_mean(self, means: np.ndarray) -> np.ndarray:
-        """Effects [F, G] on the sum over the queries that counted here.
+        """Effects [F, W, G] on the sums over the queries that counted here.
 
         Args:
             means: [F], of all queries; without its only relevant image a query leaves the mean.
         """
-        effects: np.ndarray = self._sums + self._single - means[:, None] * self._singles
+        effects: np.ndarray = self._sums + self._single - means[:, None, None] * self._singles
         return effects
 
 

@@ -53,7 +53,7 @@ def measure(task: Task, options: RetrievalOptions, reporter: Reporter) -> Measur
     queries, targets = task.features(task.test, "test", reporter)
     rows, labels = task.features(images, gallery, reporter)
     first, end = (len(queries) * number // world_size() for number in (rank(), rank() + 1))
-    effects = GalleryEffects(len(rows), list(SMOOTH.values()))
+    effects = GalleryEffects(len(rows), len(queries), list(SMOOTH.values()))
     halves = HalfScores(labels.numpy(), targets.numpy(), KS, shared=gallery == "test")
     with reporter.progress("ranking", end - first) as bar:
         ranks = all_succeed(

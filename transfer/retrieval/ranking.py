@@ -4,6 +4,7 @@ Letters: Q queries, N gallery images, D feature width, R relevant images of a qu
 """
 
 from collections.abc import Callable, Sequence
+from itertools import count
 
 import numpy as np
 import torch
@@ -47,7 +48,7 @@ def relevant_ranks(
         device: where to compute.
         effects: counts what each gallery image does to the scores.
         halves: scores queries on halves.
-        first: number of the first of the queries, for `halves`.
+        first: number of the first of the queries, for `effects` and `halves`.
         progress: called with the number of queries that are done.
 
     Returns:
@@ -66,8 +67,8 @@ def relevant_ranks(
             relevant[:, -1] = False
         ranks += [row.nonzero()[:, 0].cpu().numpy() + 1 for row in relevant]
         if effects is not None:
-            for images, row in zip(order.cpu().numpy(), relevant.cpu().numpy(), strict=True):
-                effects.add(images, row)
+            for query, images, row in zip(count(first + block.start), order.cpu().numpy(), relevant.cpu().numpy()):
+                effects.add(query, images, row)
         if halves is not None:
             wanted = halves.nearest(slice(first + block.start, first + block.stop))
             near, there = (each[:, :wanted].cpu().numpy() for each in (order, relevant))

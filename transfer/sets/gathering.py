@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from excb.console import plural
 from excb.files.atomic import write_text
 from excb.files.csv_text import csv_table
 from excb.references.guessing import MAJORITY, TITLES
@@ -74,7 +75,7 @@ def notes_of(outcomes: Mapping[str, Sequence[StepOutcome]]) -> list[str]:
 
 def head_title(head: str) -> str:
     """The words that people call a head by."""
-    return _TITLES.get(head) or f"{head.removeprefix('shot')} image{'s' * (head != 'shot1')} of each class"
+    return _TITLES.get(head) or f"{plural(int(head.removeprefix('shot')), 'image')} of each class"
 
 
 def _answers(made: StepOutcome, opened: Sequence[OpenSet]) -> dict[str, SetAnswers]:
@@ -135,7 +136,7 @@ def write_tables(
     names = [row.name for row in tables[0].table.rows if not row.reference]
     lists = [("Metrics", metrics), ("Skipped", skipped)]
     sheet = Sheet(
-        f"{_counted(len(names), 'checkpoint')} on {_counted(len(metrics), 'set')}",
+        f"{plural(len(names), 'checkpoint')} on {plural(len(metrics), 'set')}",
         ", ".join(names),
         [each.table for each in tables],
         EXPLANATION,
@@ -168,7 +169,3 @@ def tables_as_csv(tables: Sequence[HeadTable]) -> str:
                 ends = cell.interval or (None, None)
                 lines.append([row.name, kind, each.head, name, cell.value, *ends, cell.tier, rank])
     return csv_table(["name", "kind", "head", "set", "percent", "low", "high", "tier", "mean_rank"], lines)
-
-
-def _counted(number: int, noun: str) -> str:
-    return f"{number} {noun}{'s' * (number != 1)}"

@@ -5,7 +5,7 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from excb.console import Reporter
+from excb.console import Reporter, plural
 from excb.errors import is_rank0
 from excb.files.run_files import WATCH_FOLDER
 
@@ -77,7 +77,7 @@ def _work(given: list[Any], shell: Shell, device: "torch.device") -> int:
             if rank() == 0:
                 watching.interrupt()
                 count = len(log.measured)
-                reporter.note(f"{count} checkpoint{'s' * (count != 1)} measured: the same command continues")
+                reporter.note(f"{plural(count, 'checkpoint')} measured: the same command continues")
             raise
         run_on_rank0(lambda: display.end(watching.state()))
     return 0

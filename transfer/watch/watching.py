@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 
 from excb.checkpoint import run_checkpoint
-from excb.console import Reporter, duration
+from excb.console import Reporter, duration, plural
 from excb.distributed.collectives import run_on_rank0
 from excb.errors import UserError
 from excb.results.result import ResultRecord
@@ -202,7 +202,7 @@ class Watch:
     def _announce(self, due: list[int]) -> None:
         took = [one.seconds for one in self._log.measured.values()]
         left = f", about {duration(len(due) * sum(took) / len(took))} left" if took else ""
-        self._reporter.note(f"step {due[0]}: {len(due)} checkpoint{'s' * (len(due) > 1)} to measure{left}")
+        self._reporter.note(f"step {due[0]}: {plural(len(due), 'checkpoint')} to measure{left}")
 
     def _missed(self) -> list[int]:
         known = self._seen | self._snapshot.saved()

@@ -9,29 +9,43 @@ from excb.transfer.retrieval.effects import GalleryEffects, precision_terms, sco
 from excb.transfer.retrieval.ranking import relevant_ranks
 
 
+def ranks_of(
+    queries: np.ndarray,
+    targets: np.ndarray,
+    gallery: np.ndarray,
+    labels: np.ndarray,
+    effects: GalleryEffects | None = None,
+) -> list[np.ndarray]:
+    """Ranks of relevant images; the gallery is that of the queries where it is the same array."""
+    own = range(len(queries)) if gallery is queries else None
+    rows, asked = torch.from_numpy(gallery), torch.from_numpy(queries)
+    return relevant_ranks(rows, asked, labels, targets, own, device=torch.device("cpu"), effects=effects)
+
+
 def ranked(queries: np.ndarray, targets: np.ndarray, gallery: np.ndarray, labels: np.ndarray) -> GalleryScores:
-    """Average precision of queries; the gallery is theirs where it is the same array."""
-    shared = gallery is queries
-    effects = GalleryEffects(len(gallery), [precision_terms])
-    ranks = relevant_ranks(
-        torch.from_numpy(gallery), torch.from_numpy(queries), labels, targets, range(len(queries)) if shared else None,
-        device=torch.device("cpu"), effects=effects,
-    )  # fmt: skip
+    """Average precision of queries, likewise."""
+    effects = GalleryEffects(len(gallery), len(queries), [precision_terms])
+    ranks = ranks_of(queries, targets, gallery, labels, effects)
     scores = np.array([score_of(precision_terms, own) for own in ranks])
-    return GalleryScores(scores, effects.of_mean(np.array([np.nanmean(scores)]))[0], shared)
+    return GalleryScores(scores, effects.of_mean(np.array([np.nanmean(scores)]))[0], gallery is queries)
 
 
-def test_of_a_shared_gallery_it_is_the_jackknife_over_images() -> None:
+def test_its_variance_is_that_of_queries_and_of_the_gallery_less_what_both_share() -> None:
     random = np.random.default_rng(0)
     images, targets = random.standard_normal((60, 4)), random.integers(0, 5, 60)
     spread = ranked(images, targets, images, targets).spread()
-    without = []
+    scores = np.array([score_of(precision_terms, own) for own in ranks_of(images, targets, images, targets)])
+    without, effects = [], np.zeros((60, 60))
     for image in range(60):
         kept = np.arange(60) != image
         fewer = images[kept]
         without.append(ranked(fewer, targets[kept], fewer, targets[kept]).spread().value)
-    error = np.sqrt(59 / 60 * np.square(np.array(without) - np.mean(without)).sum())
-    assert spread.error == pytest.approx(error, rel=0.02)
+        there = ranks_of(fewer, targets[kept], fewer, targets[kept])
+        effects[kept, image] = scores[kept] - [score_of(precision_terms, own) for own in there]
+    separate = 59 / 60 * np.square(np.array(without) - np.mean(without)).sum()
+    together = np.square(59 * (effects - effects.mean(0)) / 60**2).sum()
+    assert 0.05 < together / separate < 0.5
+    assert spread.error == pytest.approx(np.sqrt(separate - together), rel=0.03)
 
 
 @pytest.mark.parametrize("shared", [True, False])

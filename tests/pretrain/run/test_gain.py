@@ -16,7 +16,7 @@ def hits(gained: int, lost: int, both: int, neither: int) -> tuple[torch.Tensor,
 
 def gain(gained: int, lost: int, *, tries: int = 1) -> Gain:
     before, after = hits(gained, lost, 50, 40)
-    return Gain.between(before, after, figure="k-NN top-1", measured_on="images of photos/val", tries=tries)
+    return Gain.between(before, after, figure="k-NN top-1", measured_on="of photos/val", tries=tries)
 
 
 def test_a_handful_of_lucky_images_is_no_proof() -> None:
@@ -30,7 +30,7 @@ def test_a_handful_of_lucky_images_is_no_proof() -> None:
 def test_of_few_images_that_are_each_others_neighbours_there_is_no_interval(images: int, known: bool) -> None:
     before, after = torch.zeros(images).bool(), torch.ones(images).bool()
     halves = (before.repeat(100, 1), after.repeat(100, 1))
-    one = Gain.between(before, after, figure="k-NN top-1", measured_on="images", halves=halves)
+    one = Gain.between(before, after, figure="k-NN top-1", measured_on="of photos", halves=halves)
     assert one.risen == known
     assert one.interval().startswith("95 %" if known else "fewer than 60 images")
     assert Gain.from_dict(json.loads(json.dumps(one.to_dict()))) == one

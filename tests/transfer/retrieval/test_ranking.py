@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 
+from excb.inference.galleries import weights
 from excb.transfer.retrieval import ranking
 from excb.transfer.retrieval.effects import (
     GalleryEffects,
@@ -116,11 +117,11 @@ def test_effects_of_the_gallery_are_those_of_leaving_images_out(shared: bool) ->
             ranks = relevant_ranks(rows, asked, labels[kept], targets, own, device=CPU, effects=effects)
         return np.array([[score_of(terms, each) for each in ranks] for terms in measures])
 
-    effects = GalleryEffects(len(gallery), measures)
+    effects = GalleryEffects(len(gallery), len(queries), measures)
     whole = scores(np.ones(len(gallery), bool), effects)
     on_mean = effects.of_mean(np.nanmean(whole, axis=1))
     for image in range(len(gallery)):
         without = scores(np.arange(len(gallery)) != image)
         lost = np.isnan(without) & ~np.isnan(whole)
         change = np.where(lost, whole - np.nanmean(whole, axis=1, keepdims=True), whole - without)
-        assert on_mean[:, image] == pytest.approx(np.nansum(change, axis=1), abs=1e-9)
+        assert on_mean[..., image] == pytest.approx(np.nan_to_num(change) @ weights(len(queries)).T, abs=1e-9)
