@@ -3,7 +3,8 @@
 Run: python -m benchmarks.photos {guesses,next,errors} TRAIN.npz TEST.npz [TRAIN.npz TEST.npz ...] [--seeds 5]
 The files are embeddings of class folders (`excb-eval embed`): pairs of train and test images by one network each.
 
-guesses: five labels of each class (--each); accuracy, calibration error and certainty on all other images.
+guesses: five labels of each class (--each); accuracy, calibration error and certainty on the rest of the train images,
+which are what `excb-eval photos` guesses, and on the test images, which may have been taken elsewhere.
 next: from no label to 100, 200 and 400 (--budgets) by each rule; accuracy of logistic regression on the test images.
 errors: 5 % of the train labels flipped to another class (--flipped); precision and recall of what is doubted, beside
 cleanlab's on the same probabilities (pip install cleanlab).
@@ -79,22 +80,27 @@ def guesses(train: Labelled, test: Labelled, args: argparse.Namespace) -> None:
             rows, labels, validation_parts(labels.numpy(), np.arange(len(known)), seed), classes=len(train.classes)
         )
         certainty = certainty_of(validated, 0.9)
-        chances = fit_classifier(rows, labels, validated, classes=len(train.classes)).probabilities(test.rows)
-        confidence, guess = chances.max(1)
-        hits = guess == torch.from_numpy(test.labels)
-        sure = confidence >= certainty.threshold
-        values = {
-            "accuracy": 100 * float(hits.double().mean()),
-            "cross-validated": 100 * float(validated.hits.double().mean()),
-            "ECE": 100 * adaptive_calibration_error(confidence, hits),
-            "ECE, T = 1": 100 * _uncalibrated(rows, labels, validated.C, test),
-            "sure": 100 * float(sure.double().mean()),
-            "right if sure": 100 * float(hits[sure].double().mean()) if bool(sure.any()) else float("nan"),
-        }
+        model = fit_classifier(rows, labels, validated, classes=len(train.classes))
+        values = {"cross-validated": 100 * float(validated.hits.double().mean())}
+        rest = np.setdiff1d(np.arange(len(train.rows)), known)
+        for place, asked in {
+            "rest": Labelled(train.rows[rest], train.labels[rest], train.classes),
+            "test": test,
+        }.items():
+            confidence, guess = model.probabilities(asked.rows).max(1)
+            hits, sure = guess == torch.from_numpy(asked.labels), confidence >= certainty.threshold
+            values |= {
+                f"{place}: accuracy": 100 * float(hits.double().mean()),
+                f"{place}: ECE": 100 * adaptive_calibration_error(confidence, hits),
+                f"{place}: ECE, T = 1": 100 * _uncalibrated(rows, labels, validated.C, asked),
+                f"{place}: sure": 100 * float(sure.double().mean()),
+            }
+            if bool(sure.any()):
+                values[f"{place}: right if sure"] = 100 * float(hits[sure].double().mean())
         for name, value in values.items():
             found.setdefault(name, []).append(value)
     for name, some in found.items():
-        print(f"  {name:16s} {_said(some)}")
+        print(f"  {name:20s} {_said(some)}")
 
 
 def label_next(train: Labelled, test: Labelled, args: argparse.Namespace) -> None:
