@@ -86,6 +86,20 @@ class Run:
     def __fspath__(self) -> str:
         return os.fspath(self.folder)
 
+    def _repr_html_(self) -> str:
+        from excb.pages.frame import data_address, render_fragment
+
+        from .run.run_folder import CURVES
+
+        verdict, curves = self.verdict, self.folder / CURVES
+        lines = (
+            [verdict.summary] if verdict else ["finished" if self.finished else "not finished: train again to resume"]
+        )
+        picture = data_address(curves.read_bytes()) if curves.is_file() else None
+        return render_fragment(
+            "run", title=str(self), lines=[*lines, *(verdict.advice if verdict else ())], curves=picture
+        )
+
     def __str__(self) -> str:
         return self.url or os.fspath(self.folder)
 

@@ -50,8 +50,8 @@ def embed(
         options: of the command, with _ for -: `batch_size=128`, `workers=4`, `resize=256`, `crop=224`, `listed=FILE`.
 
     Returns:
-        The embeddings, with `.vectors` [N, D] float32, `.paths`, `.search(query, k)`, `.near_duplicates(cosine)` and
-        `.save`.
+        The embeddings, with `.vectors` [N, D] float32, `.paths`, `.labels`, `.search(query, k)`, `.near_duplicates()`,
+        `.clusters(k)` and `.save`.
 
     Raises:
         UserError: checkpoint or images cannot be used, or none of them can be read.

@@ -75,7 +75,8 @@ def load(
         if not checkpoint.heads:
             raise UserError(
                 f"{checkpoint.file} holds a backbone without heads (projector and centroids): name a run of "
-                "excb-pretrain that trains them, an export of one, or a full checkpoint of ExCB's authors or of DINO"
+                "excb-pretrain that trains them, an export of one, or a full checkpoint of ExCB's authors or of DINO "
+                "(`excb-eval clusters --method kmeans` needs none)"
             )
         backbone.heads = Heads.of(checkpoint.heads, source=str(checkpoint.file))
     return backbone

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from markupsafe import escape
 from PIL import Image
 
 import excb
@@ -78,6 +79,10 @@ def test_a_finished_run_is_opened_again(by_command: Path) -> None:
     report = dict(run.report or {})
     assert run.verdict is not None
     assert run.verdict.to_dict() == report["verdict"]
+    shown = run._repr_html_()
+    for text in (str(run), run.verdict.summary, *run.verdict.advice):
+        assert escape(text) in shown
+    assert ('<img src="data:image/png;base64,' in shown) == (by_command / "curves.png").is_file()
 
 
 @pytest.mark.parametrize("handler", [signal.default_int_handler, lambda *_: None])

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from excb.errors import UserError
+from excb.files.cells import path_cell, text_cell
 from excb.images.image_set import Images
 from excb.results.result import ResultRecord
 
@@ -19,7 +20,6 @@ from .assignment import ClusterAssignment
 
 RESULT, TABLE, PARQUET = "clusters.json", "assignments.csv", "assignments.parquet"
 HEADER = ("path", "cluster", "similarity", "second_cluster", "margin", "label")
-_FORMULA = ("=", "+", "-", "@", "\t", "\r")  # spreadsheets take cells that begin with these for formulas
 
 
 def has_parquet() -> bool:
@@ -68,10 +68,10 @@ def to_csv(assignment: ClusterAssignment, images: Images) -> bytes:
     file, and such a label gets an apostrophe before it.
     """
     columns = Assigned(assignment, images).columns("")
-    columns["path"] = [f"./{path}" if path.startswith(_FORMULA) else path for path in columns["path"]]
+    columns["path"] = list(map(path_cell, columns["path"]))
     for name in ("similarity", "margin"):
         columns[name] = [f"{value:.6f}" for value in columns[name]]
-    columns["label"] = [f"'{label}" if label.startswith(_FORMULA) else label for label in columns["label"]]
+    columns["label"] = list(map(text_cell, columns["label"]))
     text = io.StringIO(newline="")
     writer = csv.writer(text)
     writer.writerow(HEADER)

@@ -3,7 +3,7 @@
 import math
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from excb.errors import require
 from excb.options import REQUIRED, option
@@ -11,15 +11,19 @@ from excb.options import REQUIRED, option
 from ..options import PassOptions
 from ..protocol import ProtocolOptions
 
+Method = Literal["kmeans", "hdbscan"]  # clusters of features
 _SUBJECT = "checkpoint and images"
 
 
 @dataclass(frozen=True, kw_only=True)
 class ClusterInputs(PassOptions):
-    """A full checkpoint, and images with or without labels."""
+    """A checkpoint, and images with or without labels."""
 
     ckpt: Any = option(
-        REQUIRED, "checkpoint with heads: a run, its export, the authors', DINO's", metavar="PATH", group=_SUBJECT
+        REQUIRED,
+        "checkpoint with heads: a run, its export, the authors', DINO's; with --method or --k any",
+        metavar="PATH",
+        group=_SUBJECT,
     )
     data: str = option(
         REQUIRED,
@@ -32,8 +36,14 @@ class ClusterInputs(PassOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class ClusterOptions(ProtocolOptions):
-    """Duplicate centroids, the picture and the atlas."""
+    """Which clusters, duplicate centroids, the picture and the atlas."""
 
+    method: Literal["heads", "kmeans", "hdbscan"] = option(
+        "heads", "whose clusters: the checkpoint's (default), or k-means' or HDBSCAN's of its features"
+    )
+    k: int | None = option(
+        None, "clusters of k-means, which --k alone asks for (default: the square root of the images)", metavar="K"
+    )
     compare: tuple[Path, ...] = option(
         (), "earlier --out folders to show in the same plot", metavar="DIR", files_only=True
     )
@@ -43,8 +53,15 @@ class ClusterOptions(ProtocolOptions):
     )
     atlas_mb: float = option(48.0, "MB of pictures in the atlas (default: 48)", metavar="MB", files_only=True)
 
+    @property
+    def of_features(self) -> Method | None:
+        """How to cluster features; None to use the checkpoint's centroids."""
+        return self.method if self.method != "heads" else "kmeans" if self.k is not None else None
+
     def check(self, _shared: Any) -> None:
         """Raise UserError where a value is out of range."""
+        require(self.k is None or self.k >= 2, "--k must be at least 2")
+        require(self.k is None or self.method != "hdbscan", "--k is for k-means: HDBSCAN finds the number itself")
         require(-1 < self.duplicates < 1, "--duplicates is a cosine below 1, such as 0.99")
         require(self.exemplars >= 1, "--exemplars must be at least 1")
         require(0 <= self.atlas_mb < math.inf, "--atlas-mb must be at least 0")

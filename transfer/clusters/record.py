@@ -27,8 +27,10 @@ def _open(shared: ClusterInputs, own: ClusterOptions, device: "torch.device", re
         all_succeed(partial(read_sizes, folder))  # reports a wrong one before images are read
     images = all_succeed(partial(images_of, shared.data, data_root=shared.data_root, note=reporter.note))
     ledger_of(images).of("images").tell(reporter)
-    task = ClusterTask(**vars(task_on(shared, images, images, device, heads=True)))
-    all_succeed(lambda: task.heads)  # refuses a checkpoint without, before images are read
+    heads = own.of_features is None
+    task = ClusterTask(**vars(task_on(shared, images, images, device, heads=heads)))
+    if heads:
+        all_succeed(lambda: task.heads)  # refuses a checkpoint without, before images are read
     return task
 
 
@@ -51,6 +53,6 @@ CLUSTERS = Protocol(
     group="frozen features",
     examples=(
         "clusters --ckpt runs/a --data photos --out clusters",
-        "clusters --ckpt tiny_grocery --data photos",
+        "clusters --ckpt mobilenetv2 --data photos --k 50 --out clusters",
     ),
 )

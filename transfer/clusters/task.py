@@ -46,7 +46,8 @@ class ClusterTask(Task):
         assert backbone.heads is not None, "load with heads=True"
         if self._method.get("clustering") is False:
             raise UserError(
-                f"{source} was trained without clusters (method.clustering=false): its centroids are random"
+                f"{source} was trained without clusters (method.clustering=false): its centroids are random; --method "
+                "kmeans or hdbscan clusters its features"
             )
         network = backbone.entry.network
         heads = backbone.heads.student if network == "student" else backbone.heads.teacher

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     import torch
 
     from ..task import Task
+    from .copies.near_duplicates import NearDuplicates
     from .embeddings import Embeddings
     from .page import SearchFindings
 
@@ -53,7 +54,7 @@ def _search(given: list[Any], shell: Shell, device: "torch.device") -> int:
 
     options: SearchOptions = given[0]
     if not options.query and options.near_duplicates is None and options.index is None and not shell.dry_run:
-        raise UserError.on_all_ranks("name what to search for: --query IMAGE, or --near-duplicates 0.95")
+        raise UserError.on_all_ranks("name what to search for: --query IMAGE, or --near-duplicates")
     if shell.out is not None and shell.out.suffix not in (".html", ".htm"):
         raise UserError.on_all_ranks(f"--out {shell.out}: the page is written to a file that ends in .html")
     all_succeed(options.check)
@@ -72,31 +73,29 @@ def _answer(options: SearchOptions, shell: Shell, embeddings: "Embeddings") -> N
     from .page import SearchFindings, render_search
 
     reporter, queries = shell.reporter, dict.fromkeys(options.query)
-    findings = SearchFindings(
-        [(name, embeddings.search(name, options.k)) for name in queries], _groups(options, embeddings, reporter)
-    )
+    groups = _groups(options, embeddings, reporter)
+    findings = SearchFindings([(name, embeddings.search(name, options.k)) for name in queries], groups)
     files = _index(options, embeddings)
     if shell.out is not None:
         with reporter.progress("pictures of the page", findings.pictures) as bar:
-            page = render_search(findings, embeddings, cosine=options.near_duplicates, progress=bar.advance)
+            page = render_search(findings, embeddings, progress=bar.advance)
         write_text(page, shell.out)
-        files = [shell.out, *files]
+        tables = [] if groups is None else [groups.to_csv(shell.out.with_suffix(".csv"))]
+        files = [shell.out, *tables, *files]
     if files:
         reporter.note(f"wrote {', '.join(map(str, files))}")
     if shell.json:
         reporter.answer(json.dumps(_to_dict(findings, embeddings), indent=2))
     else:
-        _print(findings, embeddings, reporter, options.near_duplicates)
+        _print(findings, embeddings, reporter)
 
 
-def _groups(options: SearchOptions, embeddings: "Embeddings", reporter: Reporter) -> list[list[str]] | None:
+def _groups(options: SearchOptions, embeddings: "Embeddings", reporter: Reporter) -> "NearDuplicates | None":
     if options.near_duplicates is None:
         return None
-    from .duplicates import groups
+    from .copies.near_duplicates import find_near_duplicates
 
-    with reporter.progress("pairs of images", len(embeddings)) as bar:
-        grouped = groups(embeddings.rows, options.near_duplicates, bar.advance)
-    return [[embeddings.paths[index] for index in group] for group in grouped]
+    return find_near_duplicates(embeddings, lambda: embeddings.network, options.cosine, reporter)
 
 
 def _to_dict(findings: "SearchFindings", embeddings: "Embeddings") -> dict[str, Any]:
@@ -104,11 +103,11 @@ def _to_dict(findings: "SearchFindings", embeddings: "Embeddings") -> dict[str, 
         {"query": name, "matches": [{"path": match.path, "cosine": match.cosine} for match in matches]}
         for name, matches in findings.queries
     ]
-    duplicates = {} if findings.groups is None else {"near_duplicates": findings.groups}
+    duplicates = {} if findings.groups is None else findings.groups.to_dict()
     return {"queries": queries} | duplicates | embeddings.describe()
 
 
-def _print(findings: "SearchFindings", embeddings: "Embeddings", reporter: Reporter, cosine: float | None) -> None:
+def _print(findings: "SearchFindings", embeddings: "Embeddings", reporter: Reporter) -> None:
     if findings.queries:
         rows = [
             [Path(name).name if rank == 1 else "", str(rank), f"{match.cosine:.4f}", match.path]
@@ -119,15 +118,12 @@ def _print(findings: "SearchFindings", embeddings: "Embeddings", reporter: Repor
         reporter.table(title, ["query", "rank", "cosine", "image"], rows)
     if findings.groups is None:
         return
-    images = sum(map(len, findings.groups))
-    counted = plural(len(findings.groups), "group"), plural(images, "image")
-    title = f"{counted[0]} of near-duplicates (cosine from {cosine:g}), {counted[1]} in them"
     rows = [
-        [str(number), str(len(group)), path] if place == 0 else ["", "", path]
+        [*([str(number), str(len(group))] if place == 0 else ["", ""]), "keep" if path == group.keep else "", path]
         for number, group in enumerate(findings.groups[:SHOWN], 1)
         for place, path in enumerate(group)
     ]
-    reporter.table(title, ["group", "images", "image"], rows)
+    reporter.table(findings.groups.summary, ["group", "images", "", "image"], rows)
     if len(findings.groups) > SHOWN:
         rest = plural(len(findings.groups) - SHOWN, "smaller group is", "smaller groups are")
         reporter.answer(f"{rest} not listed: --json has all")
@@ -194,6 +190,6 @@ SEARCH = shell_command(
     group="features",
     examples=(
         "search --ckpt rn50_400ep --data photos --query a.jpg --out page.html",
-        "search --ckpt rn50_400ep --data photos --near-duplicates 0.95",
+        "search --ckpt rn50_400ep --data photos --near-duplicates --out page.html",
     ),
 )

@@ -22,7 +22,7 @@ from ..opening import task_on
 from ..task import Task
 from .embeddings import Embeddings
 from .options import EmbedOptions
-from .sources import any_images
+from .sources import any_images, class_names
 from .vectors import AT_ONCE, ChosenRows
 
 if TYPE_CHECKING:
@@ -83,7 +83,8 @@ def compute(task: Task, cache: Path | None, reporter: Reporter, *, loads: str = 
     share_clipped(images)
     clipped = clipped_ledger(images)
     clipped.tell(own_reporter)
-    return Embeddings(readable, paths, root, model, unreadable, ledger_of(images) + clipped, backbone=own)
+    labels = class_names(images, kept)
+    return Embeddings(readable, paths, root, model, unreadable, ledger_of(images) + clipped, labels, backbone=own)
 
 
 def _with(backbone: Any, preprocessing: Any) -> Any:

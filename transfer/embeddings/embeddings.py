@@ -1,7 +1,7 @@
 """Embeddings: a vector for every image, with its path and all that says how it was made; searched exactly."""
 
 import io
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -12,7 +12,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from excb.console import plural
+from excb.console import Reporter, plural
 from excb.errors import UserError, require
 from excb.images.decoding import BrokenImageError, open_image
 from excb.images.picture import is_picture
@@ -26,6 +26,10 @@ if TYPE_CHECKING:
     import pandas
 
     from excb.hub.backbone import Backbone
+
+    from ..clusters.options import Method
+    from .clustering import EmbeddingClusters
+    from .copies.near_duplicates import NearDuplicates
 
 
 class Match(NamedTuple):
@@ -62,7 +66,8 @@ class Embeddings(Vectors):
             return self.rows.rows(row, row + 1)[0].numpy()
         chosen = tables.chosen_rows(self, key)
         paths = [self.paths[index] for index in chosen.tolist()]
-        return replace(self, rows=tables.subset_of(self.rows, chosen), paths=paths)
+        labels = None if self.labels is None else [self.labels[index] for index in chosen.tolist()]
+        return replace(self, rows=tables.subset_of(self.rows, chosen), paths=paths, labels=labels)
 
     def __iter__(self) -> Iterator[np.ndarray]:
         """The vectors [D], row by row."""
@@ -77,7 +82,7 @@ class Embeddings(Vectors):
         return np.array(self.vectors, dtype=dtype, copy=copy)
 
     def __arrow_c_stream__(self, requested_schema: Any = None) -> Any:
-        """The columns `path` and `vector`, for what takes Arrow's tables, such as polars and DuckDB."""
+        """The columns `path`, `label` and `vector`, for what takes Arrow's tables, such as polars and DuckDB."""
         return tables.to_arrow(self, self.vectors).__arrow_c_stream__(requested_schema)
 
     @classmethod
@@ -87,15 +92,18 @@ class Embeddings(Vectors):
         Raises:
             UserError: other networks made them, or an image is in two of them.
         """
-        made = tables.joined_embeddings(several)
-        return cls(made.rows, made.paths, made.root, made.model, made.unreadable, made.ledger, several[0].backbone)
+        return cls(**vars(tables.joined_embeddings(several)), backbone=several[0].backbone)
+
+    def with_labels(self, labels: "Sequence[str | None] | Mapping[str, str | None]") -> "Embeddings":
+        """The same with other labels: one for each image, or those of some paths. Raises UserError if none fits."""
+        return replace(self, labels=tables.labels_for(self, labels))
 
     def to_pandas(self) -> "pandas.DataFrame":
-        """A data frame: the paths as its index, and the columns v0, v1, ... Raises UserError without pandas."""
+        """A data frame indexed by path: label if there are some, v0, v1, ... Raises UserError without pandas."""
         return tables.to_pandas(self, self.vectors)
 
     def to_csv(self, file: str | Path) -> Path:
-        """Write FILE.csv with the columns path, v0, v1, ... Raises UserError if it cannot be written."""
+        """Write FILE.csv with path, label if there are some, v0, v1, ... Raises UserError if it cannot be written."""
         return tables.write_csv(self, Path(file))
 
     def files(self, matches: "Iterable[Match | str]") -> list[Path]:
@@ -166,7 +174,7 @@ class Embeddings(Vectors):
                 "a query is an image (PIL, uint8 array [H, W, 3], file, bytes), a path or row of these embeddings, a "
                 f"Match, a vector [D], or a list of these, not a {type(query).__name__}{shape}"
             )
-        backbone = self._network
+        backbone = self.network
         return embed_pictures(backbone, backbone.transform, query)[0]
 
     @cached_property
@@ -175,8 +183,8 @@ class Embeddings(Vectors):
         return Index(in_place(self.rows))
 
     @cached_property
-    def _network(self) -> "Backbone":
-        """The network that made the vectors, with the preprocessing that they had."""
+    def network(self) -> "Backbone":
+        """The network that made the vectors, with the preprocessing that they had. Raises UserError without one."""
         from excb.networks.backbone import weights_hash
         from excb.networks.rules import preprocessing_from
 
@@ -192,17 +200,44 @@ class Embeddings(Vectors):
         backbone.transform = preprocessing_from(dict(self.model["preprocessing"]))
         return backbone
 
-    def near_duplicates(self, cosine: float = 0.95) -> list[list[str]]:
-        """Groups of images that have at least this cosine with one of them: the largest first, each sorted by path.
+    def near_duplicates(self, cosine: float | None = None, *, quiet: bool = False) -> "NearDuplicates":
+        """Groups of images that are almost the same, the largest first, and the file of each to keep.
 
-        Every pair is compared: N^2 x D multiplications, and no more memory than for some thousand rows.
+        A group is an image and those that have at least this cosine with it. Every pair is compared: N^2 x D
+        multiplications, and no more memory than for some thousand rows.
+
+        Args:
+            cosine: from which images count as almost the same. By default it is chosen on these images: altered copies
+                of some are embedded, and compared with their neighbours (`copies.thresholds.calibrate_copies`).
+            quiet: no progress.
 
         Raises:
-            UserError: the cosine is out of range, or so low that the pairs are too many.
+            UserError: the cosine is out of range, or so low that the pairs are too many. Without one: the images'
+                files or the network are gone, or there are too few.
         """
-        from .duplicates import groups
+        from .copies.near_duplicates import find_near_duplicates
 
-        return [[self.paths[index] for index in group] for group in groups(self.rows, cosine)]
+        return find_near_duplicates(self, lambda: self.network, cosine, Reporter(quiet=quiet))
+
+    def clusters(self, k: int | None = None, *, method: "Method" = "kmeans") -> "EmbeddingClusters":
+        """Clusters of the images by their unit vectors; `.save(FOLDER)` writes a page to browse them.
+
+        Args:
+            k: clusters of k-means; by default the square root of the number of images, so that each has about as many.
+            method: "kmeans", or "hdbscan", which finds the number itself and leaves outliers in none.
+
+        Raises:
+            UserError: there are too few images, or k is out of range or given for HDBSCAN.
+        """
+        from ..clusters.partition import partition
+        from .clustering import EmbeddingClusters
+
+        return EmbeddingClusters(self, partition(self.rows, method=method, k=k))
+
+    def _repr_html_(self) -> str:
+        from .notebook import embeddings_html
+
+        return embeddings_html(self)
 
     def save(self, file: str | Path) -> Path:
         """Write FILE.npz, FILE.parquet or FILE.safetensors, in flat memory; `Embeddings.load` reads each.
@@ -233,8 +268,7 @@ class Embeddings(Vectors):
         """
         from .files import read_vectors
 
-        vectors = read_vectors(Path(file))
-        return cls(vectors.rows, vectors.paths, vectors.root, vectors.model, vectors.unreadable, vectors.ledger)
+        return cls(**vars(read_vectors(Path(file))))
 
 
 def _is_number(query: object) -> bool:

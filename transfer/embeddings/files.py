@@ -20,6 +20,7 @@ from .vectors import ArrayRows, Vectors
 
 FORMAT = "excb-embeddings-1"
 _ADVICE = "name another file"
+Contents = tuple[np.ndarray, list[str], str, list[str | None] | None]  # vectors, paths, JSON, labels
 
 
 def check_vectors_file(file: Path) -> None:
@@ -51,13 +52,13 @@ def read_vectors(file: Path) -> Vectors:
     check_vectors_file(file)
     try:
         with npy.unwarned():
-            rows, paths, meta = FORMATS[file.suffix][1](file)
+            rows, paths, meta, labels = FORMATS[file.suffix][1](file)
         facts = json_text.parse(meta)
         if facts["format"] != FORMAT or rows.ndim != 2 or rows.dtype != np.float32 or len(rows) != len(paths):
             raise ValueError("other contents")
         model, unreadable = dict(facts["model"]), dict(facts["unreadable"])
         ledger = Ledger.from_dict(facts.get("ledger", {}))
-        return Vectors(ArrayRows(rows), paths, str(facts["root"]), model, unreadable, ledger)
+        return Vectors(ArrayRows(rows), paths, str(facts["root"]), model, unreadable, ledger, labels)
     except FileNotFoundError:
         raise UserError(f"no file {file}: name one that `excb-eval embed` wrote") from None
     except npy.DAMAGE as error:
@@ -70,7 +71,7 @@ def _meta(made: Vectors) -> str:
 
 
 def _write_npz(made: Vectors, file: Path) -> None:
-    """`vectors` [N, D], `paths` [N] and `meta`, JSON: `numpy.load` reads them without pickle."""
+    """`vectors` [N, D], `paths` [N], `meta`, JSON, and `labels` [N], "" for none: `numpy.load` needs no pickle."""
     shape = (len(made), made.rows.width)
     with zipfile.ZipFile(file, "w", zipfile.ZIP_STORED) as archive:
         with archive.open("vectors.npy", "w", force_zip64=True) as stream:
@@ -78,52 +79,58 @@ def _write_npz(made: Vectors, file: Path) -> None:
             np.lib.format.write_array_header_1_0(stream, header)
             for part in made.parts():
                 stream.write(np.ascontiguousarray(part, "<f4").data)
-        for name, array in (
-            ("paths", np.array(list(made.paths), np.str_)),
-            ("meta", np.array(_meta(made))),
-        ):
+        arrays = {"paths": np.array(list(made.paths), np.str_), "meta": np.array(_meta(made))}
+        if made.labels is not None:
+            arrays["labels"] = np.array([label or "" for label in made.labels], np.str_)
+        for name, array in arrays.items():
             with archive.open(f"{name}.npy", "w", force_zip64=True) as stream:
                 np.lib.format.write_array(stream, array, allow_pickle=False)
 
 
-def _read_npz(file: Path) -> tuple[np.ndarray, list[str], str]:
+def _read_npz(file: Path) -> Contents:
     with file.open("rb") as stream, np.load(stream, allow_pickle=False) as arrays:  # closed where it is damaged, too
-        return arrays["vectors"], arrays["paths"].tolist(), str(arrays["meta"])
+        labels = arrays["labels"].tolist() if "labels" in arrays else None
+        return arrays["vectors"], arrays["paths"].tolist(), str(arrays["meta"]), labels
 
 
 def _write_safetensors(made: Vectors, file: Path) -> None:
-    """`vectors` F32 [N, D], and `paths` U8: names separated by zero bytes, as the file system has them."""
-    names = b"\0".join(os.fsencode(path) for path in made.paths)
+    """`vectors` F32 [N, D], `paths` and `labels` U8: texts separated by zero bytes, as the file system has them."""
+    texts = {"paths": b"\0".join(os.fsencode(path) for path in made.paths)}
+    if made.labels is not None:
+        texts["labels"] = b"\0".join(os.fsencode(label or "") for label in made.labels)
     shape = [len(made), made.rows.width]
-    size = 4 * math.prod(shape)
-    header = json.dumps(
-        {
-            "__metadata__": {"excb": _meta(made)},
-            "vectors": {"dtype": "F32", "shape": shape, "data_offsets": [0, size]},
-            "paths": {"dtype": "U8", "shape": [len(names)], "data_offsets": [size, size + len(names)]},
-        }
-    ).encode()
+    end = 4 * math.prod(shape)
+    tensors: dict[str, Any] = {"vectors": {"dtype": "F32", "shape": shape, "data_offsets": [0, end]}}
+    for name, text in texts.items():
+        tensors[name] = {"dtype": "U8", "shape": [len(text)], "data_offsets": [end, end + len(text)]}
+        end += len(text)
+    header = json.dumps({"__metadata__": {"excb": _meta(made)}} | tensors).encode()
     header += b" " * (-len(header) % 8)  # tensors begin at multiples of 8
     with file.open("wb") as stream:
         stream.write(struct.pack("<Q", len(header)) + header)
         for part in made.parts():
             stream.write(np.ascontiguousarray(part, "<f4").data)
-        stream.write(names)
+        stream.write(b"".join(texts.values()))
 
 
-def _read_safetensors(file: Path) -> tuple[np.ndarray, list[str], str]:
+def _read_safetensors(file: Path) -> Contents:
     from safetensors import SafetensorError, safe_open
 
     try:
         with safe_open(file, framework="np") as opened:
-            meta, names = (opened.metadata() or {})["excb"], opened.get_tensor("paths").tobytes()
+            meta, kept = str((opened.metadata() or {})["excb"]), set(opened.keys())
+            texts = {name: opened.get_tensor(name).tobytes() for name in ("paths", "labels") if name in kept}
             shape = opened.get_slice("vectors").get_shape()
     except SafetensorError as error:
         raise ValueError(str(error)) from None
     with file.open("rb") as stream:
         (length,) = struct.unpack("<Q", stream.read(8))
     vectors = _mapped(file, 8 + length, shape)
-    return vectors, [os.fsdecode(name) for name in names.split(b"\0")] if len(vectors) else [], meta
+    paths, labels = (
+        [os.fsdecode(text) for text in texts[name].split(b"\0")] if name in texts and len(vectors) else None
+        for name in ("paths", "labels")
+    )
+    return vectors, paths or [], meta, labels
 
 
 def _mapped(file: Path, offset: int, shape: Sequence[int]) -> np.ndarray:
@@ -134,37 +141,42 @@ def _mapped(file: Path, offset: int, shape: Sequence[int]) -> np.ndarray:
 
 
 def _write_parquet(made: Vectors, file: Path) -> None:
-    """Columns `path` and `vector`, a fixed-size list of float32; the rest is in the schema's metadata, under `excb`."""
+    """Columns `path`, `label` and `vector`, a list of float32; the rest is in the schema's metadata, under `excb`."""
     pyarrow, parquet = _pyarrow()
-    width = made.rows.width
-    schema = pyarrow.schema(
-        [("path", pyarrow.string()), ("vector", pyarrow.list_(pyarrow.float32(), width))],
-        metadata={"excb": _meta(made)},
-    )
+    label = [] if made.labels is None else [("label", pyarrow.string())]
+    vector = ("vector", pyarrow.list_(pyarrow.float32(), made.rows.width))
+    schema = pyarrow.schema([("path", pyarrow.string()), *label, vector], metadata={"excb": _meta(made)})
     with parquet.ParquetWriter(file, schema) as writer:
         start = 0
         for part in made.parts():
-            columns = arrow_columns(made.paths[start : start + len(part)], part)
+            end = start + len(part)
+            labels = None if made.labels is None else made.labels[start:end]
+            columns = arrow_columns(made.paths[start:end], part, labels)
             writer.write_table(pyarrow.table(columns, schema=schema))
-            start += len(part)
+            start = end
 
 
-def arrow_columns(paths: Sequence[str], vectors: np.ndarray) -> list[Any]:
-    """Paths and their vectors [n, D] as arrays of Arrow: strings, and fixed-size lists of float32.
+def arrow_columns(
+    paths: Sequence[str], vectors: np.ndarray, labels: Sequence[str | None] | None = None
+) -> dict[str, Any]:
+    """Paths, labels and vectors [n, D] as arrays of Arrow: strings, and fixed-size lists of float32.
 
     Raises:
         UserError: pyarrow is not installed.
     """
     pyarrow, _ = _pyarrow()
-    texts = [path.encode("utf-8", "backslashreplace").decode() for path in paths]
+
+    def strings(texts: Sequence[str | None]) -> Any:
+        shown = [text and text.encode("utf-8", "backslashreplace").decode() for text in texts]
+        return pyarrow.array(shown, pyarrow.string())
+
     values = pyarrow.array(np.ascontiguousarray(vectors).reshape(-1))
-    return [
-        pyarrow.array(texts, pyarrow.string()),
-        pyarrow.FixedSizeListArray.from_arrays(values, vectors.shape[1]),
-    ]
+    vector = pyarrow.FixedSizeListArray.from_arrays(values, vectors.shape[1])
+    label = {} if labels is None else {"label": strings(labels)}
+    return {"path": strings(paths), **label, "vector": vector}
 
 
-def _read_parquet(file: Path) -> tuple[np.ndarray, list[str], str]:
+def _read_parquet(file: Path) -> Contents:
     pyarrow, parquet = _pyarrow()
     if not file.is_file():
         raise FileNotFoundError(file)
@@ -176,7 +188,8 @@ def _read_parquet(file: Path) -> tuple[np.ndarray, list[str], str]:
         raise ValueError(str(error)) from None
     width = table.schema.field("vector").type.list_size
     values = column.values.to_numpy(zero_copy_only=False)
-    return values.reshape(len(table), width), table.column("path").to_pylist(), meta[b"excb"].decode()
+    labels = table.column("label").to_pylist() if "label" in table.column_names else None
+    return values.reshape(len(table), width), table.column("path").to_pylist(), meta[b"excb"].decode(), labels
 
 
 def _pyarrow() -> tuple[Any, Any]:
@@ -191,7 +204,7 @@ def _pyarrow() -> tuple[Any, Any]:
 
 
 Writer = Callable[[Vectors, Path], None]
-Reader = Callable[[Path], tuple[np.ndarray, list[str], str]]
+Reader = Callable[[Path], Contents]
 FORMATS: dict[str, tuple[Writer, Reader]] = {
     ".npz": (_write_npz, _read_npz),
     ".parquet": (_write_parquet, _read_parquet),

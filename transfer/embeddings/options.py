@@ -1,13 +1,24 @@
 """Options of `embed` and `search`."""
 
+from argparse import ArgumentTypeError
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 from excb.cli import local_path
 from excb.errors import require
 from excb.options import option
 
 from ..options import PassOptions
+
+CALIBRATED: Literal["calibrated"] = "calibrated"  # `--near-duplicates` without a number
+
+
+def _cosine(text: str) -> float | str:
+    try:
+        return text if text == CALIBRATED else float(text)
+    except ValueError:
+        raise ArgumentTypeError(f"takes a cosine, such as 0.95, or nothing to calibrate it, not {text!r}") from None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,9 +46,18 @@ class SearchOptions(EmbedOptions):
 
     query: tuple[str, ...] = option((), "images whose nearest neighbours to find", metavar="IMAGE")
     k: int = option(12, "nearest images of each query (default: 12)", metavar="K")
-    near_duplicates: float | None = option(
-        None, "list groups of images with at least this cosine, such as 0.95", metavar="COSINE"
+    near_duplicates: float | Literal["calibrated"] | None = option(
+        None,
+        "list groups of images that are almost the same, and which file to keep; from this cosine, or without a number "
+        "from one that is calibrated on altered copies of these images",
+        metavar="COSINE",
+        words={"nargs": "?", "const": CALIBRATED, "type": _cosine},
     )
+
+    @property
+    def cosine(self) -> float | None:
+        """From which images are near-duplicates; None to calibrate it."""
+        return None if isinstance(self.near_duplicates, str) else self.near_duplicates
 
     def check(self) -> None:
         """Raise UserError where a query is not a file, or k is not positive."""

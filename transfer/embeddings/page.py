@@ -10,6 +10,7 @@ from excb.images.pixels import EIGHT_BIT, Pixels
 from excb.pages.gallery import GallerySection, Picture, PictureGroup, render_gallery
 from excb.results.result import folder_name
 
+from .copies.near_duplicates import KEEP, DuplicateGroup, NearDuplicates
 from .embeddings import Embeddings, Match
 
 MOST_GROUPS, MOST_IN_GROUP = 100, 12  # that the page shows: a few megabytes of pictures
@@ -22,7 +23,7 @@ class SearchFindings:
     """The findings to show."""
 
     queries: Sequence[tuple[str, Sequence[Match]]]  # each query's file, and its nearest images
-    groups: Sequence[Sequence[str]] | None = None  # of near-duplicates, the largest first; None where not asked for
+    groups: NearDuplicates | None = None  # None where not asked for
 
     @property
     def pictures(self) -> int:
@@ -35,7 +36,6 @@ def render_search(
     findings: SearchFindings,
     embeddings: Embeddings,
     *,
-    cosine: float | None = None,
     progress: Progress = lambda _done: None,
 ) -> str:
     """The page.
@@ -43,7 +43,6 @@ def render_search(
     Args:
         findings: what was searched for and found.
         embeddings: that were searched.
-        cosine: from which images count as near-duplicates.
         progress: called after every picture.
     """
     root, prepared = Path(embeddings.root), embeddings.model.get("preprocessing") or {}
@@ -60,7 +59,7 @@ def render_search(
         near = [picture(match.path, mark=f"{match.cosine:.3f}") for match in matches]
         sections.append(GallerySection(Path(name).name, [PictureGroup(near, query)]))
     if findings.groups is not None:
-        sections.append(_duplicates(findings.groups, cosine, picture))
+        sections.append(_duplicates(findings.groups, picture))
     heading = "Nearest images" if findings.queries else "Near-duplicates"
     weights = str(embeddings.model.get("weights_sha256", ""))[:16]
     return render_gallery(
@@ -75,17 +74,23 @@ def render_search(
     )
 
 
-def _duplicates(
-    groups: Sequence[Sequence[str]], cosine: float | None, picture: Callable[[str], Picture]
-) -> GallerySection:
-    shown = []
-    for group in groups[:MOST_GROUPS]:
-        hidden = len(group) - MOST_IN_GROUP
-        notes = [f"and {plural(hidden, 'more image')}"] if hidden > 0 else []
-        shown.append(PictureGroup([picture(path) for path in group[:MOST_IN_GROUP]], notes=notes))
+def _duplicates(groups: NearDuplicates, picture: "Callable[..., Picture]") -> GallerySection:
+    shown = [_group(group, picture) for group in groups[:MOST_GROUPS]]
     hidden = len(groups) - len(shown)
     notes = [f"{plural(hidden, 'smaller group has', 'smaller groups have')} no picture here."] if hidden else []
-    notes += [f"Linked by cosines from {cosine:g}."] if cosine is not None else []
-    return GallerySection(
-        f"{plural(len(groups), 'group')} of near-duplicates, {plural(sum(map(len, groups)), 'image')}", shown, notes
-    )
+    limit = str(groups.threshold or f"cosine from {groups.cosine:g}")
+    notes += [f"Near-duplicates: {limit}.", f"Kept: {KEEP}. Cosines are with the kept image."]
+    counted = f"{plural(len(groups), 'group')} of near-duplicates, {plural(sum(map(len, groups)), 'image')}"
+    return GallerySection(counted, shown, notes)
+
+
+def _group(group: DuplicateGroup, picture: "Callable[..., Picture]") -> PictureGroup:
+    """The images of a group, the kept one first."""
+    ordered = sorted(group.members, key=lambda member: member.path != group.keep)
+    shown = [
+        picture(each.path, mark="keep" if each.path == group.keep else f"{each.cosine:.3f}")
+        for each in ordered[:MOST_IN_GROUP]
+    ]
+    hidden = len(ordered) - len(shown)
+    notes = [f"and {plural(hidden, 'more image')}"] if hidden else []
+    return PictureGroup(shown, notes=[*notes, f"the two that are least alike: {group.weakest:.3f}"])

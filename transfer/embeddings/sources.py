@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from excb.errors import UserError, require
 from excb.images.image_set import Images, ImageSet, fingerprint_of
 from excb.images.picture import as_channels, is_picture
@@ -15,6 +17,8 @@ from excb.sources.label_files import is_table, scan_labelled
 from excb.sources.opening import open_images, training_images
 
 from ..data.sources import is_named, training_source
+
+SPLITS = {"train", "training", "test", "testing", "val", "valid", "validation", "dev"}  # folders that are no classes
 
 
 def any_images(
@@ -42,6 +46,19 @@ def any_images(
     is_file = Path(data).is_file() and not is_table(data)
     require(not is_file, f"{data} is a file: name a folder or a CSV with --data, or a list with --list FILE")
     return scan_labelled(data, None, note)
+
+
+def class_names(images: Images, rows: np.ndarray) -> list[str | None] | None:
+    """The class of each of some images of a set, int64 [n]; None where it has none.
+
+    Where the first folders are train, test and val, as in a set with both splits, the folders in them are the classes.
+    """
+    if images.labels is None or images.classes is None:
+        return None
+    if set(images.classes) <= SPLITS:
+        parts = [images.paths[row].split("/") for row in rows.tolist()]
+        return [names[1] if len(names) > 2 else None for names in parts]
+    return [images.classes[label] if label >= 0 else None for label in images.labels[rows].tolist()]
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 import csv
 import os
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -57,6 +57,19 @@ def chosen_rows(made: Vectors, key: Any) -> np.ndarray:
     return np.array([row_of(made, each) for each in several.tolist()], np.int64)
 
 
+def labels_for(made: Vectors, labels: Sequence[str | None] | Mapping[str, str | None]) -> list[str | None]:
+    """A label for each image: those that are given, in order or by path.
+
+    Raises:
+        UserError: a path is none of these.
+    """
+    if not isinstance(labels, Mapping):
+        return list(labels)
+    if unknown := [path for path in labels if path not in made.numbers]:
+        raise UserError(f"{plural(len(unknown), 'label')} of no image below {made.root}, such as {unknown[0]}")
+    return [labels.get(path) for path in made.paths]
+
+
 def subset_of(rows: Rows, numbers: np.ndarray) -> Rows:
     """Some rows in an order of their own; ascending ones are read when they are needed."""
     if len(numbers) < 2 or (np.diff(numbers) > 0).all():
@@ -98,7 +111,8 @@ def joined_embeddings(several: Sequence[Vectors]) -> Vectors:
     require(times == 1, f"{again} is in two of these embeddings: leave it out of one")
     unreadable = {path: why for each in several for path, why in each.unreadable.items()}
     ledger = sum((each.ledger for each in several[1:]), first.ledger)
-    return Vectors(JoinedRows([each.rows for each in several]), paths, root, first.model, unreadable, ledger)
+    labels = [label for each in several for label in each.labels or [None] * len(each)]
+    return Vectors(JoinedRows([each.rows for each in several]), paths, root, first.model, unreadable, ledger, labels)
 
 
 class JoinedRows:
@@ -133,7 +147,7 @@ def columns_of(width: int) -> list[str]:
 
 
 def to_pandas(made: Vectors, vectors: np.ndarray) -> "pandas.DataFrame":
-    """A data frame with a row for each image: its path as the index, and columns v0, v1, ...
+    """A data frame with a row for each image: its path as the index, its label where there are some, and v0, v1, ...
 
     Raises:
         UserError: pandas is not installed.
@@ -143,23 +157,26 @@ def to_pandas(made: Vectors, vectors: np.ndarray) -> "pandas.DataFrame":
     except ImportError:
         raise UserError("to_pandas needs pandas: pip install pandas") from None
     index = pandas.Index(list(made.paths), name="path")
-    return pandas.DataFrame(vectors, index=index, columns=columns_of(made.rows.width))
+    frame = pandas.DataFrame(vectors, index=index, columns=columns_of(made.rows.width))
+    if made.labels is not None:
+        frame.insert(0, "label", list(made.labels))
+    return frame
 
 
 def to_arrow(made: Vectors, vectors: np.ndarray) -> "pyarrow.Table":
-    """A table of Arrow with the columns `path` and `vector`, a fixed-size list of float32.
+    """A table of Arrow with the columns `path`, `label` where there are some, and `vector`, a list of float32.
 
     Raises:
         UserError: pyarrow is not installed.
     """
-    columns = arrow_columns(made.paths, vectors)
+    columns = arrow_columns(made.paths, vectors, made.labels)
     import pyarrow
 
-    return pyarrow.table(columns, names=["path", "vector"])
+    return pyarrow.table(columns)
 
 
 def write_csv(made: Vectors, file: Path) -> Path:
-    """Write path, v0, v1, ..., some thousand rows at a time; the file appears whole or not at all.
+    """Write path, label if there are some, v0, v1, ..., some thousand rows at a time; it appears whole or not at all.
 
     Raises:
         UserError: it cannot be written.
@@ -169,7 +186,8 @@ def write_csv(made: Vectors, file: Path) -> Path:
         temporary.open("w", newline="", encoding="utf-8", errors="surrogateescape") as stream,
     ):
         writer = csv.writer(stream)
-        writer.writerow(["path", *columns_of(made.rows.width)])
+        labelled = [] if made.labels is None else ["label"]
+        writer.writerow(["path", *labelled, *columns_of(made.rows.width)])
         writer.writerows(_lines(made))
     return file
 
@@ -177,6 +195,7 @@ def write_csv(made: Vectors, file: Path) -> Path:
 def _lines(made: Vectors) -> Iterator[list[Any]]:
     start = 0
     for part in made.parts():
-        for path, row in zip(made.paths[start : start + len(part)], part, strict=True):
-            yield [path, *(f"{value:.9g}" for value in row.tolist())]
+        for number, row in enumerate(part, start):
+            label = [] if made.labels is None else [made.labels[number]]
+            yield [made.paths[number], *label, *(f"{value:.9g}" for value in row.tolist())]
         start += len(part)

@@ -10,6 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from excb.console import plural
+from excb.errors import require
 from excb.ledger import NOTHING, Ledger
 from excb.neighbours.unit_rows import Rows
 
@@ -66,6 +68,19 @@ class ChosenRows:
         return self.all.rows(first, int(numbers[-1]) + 1)[torch.from_numpy(numbers - first)]
 
 
+def checked_labels(labels: Sequence[str | None], count: int) -> list[str | None] | None:
+    """Labels as a list, in which empty ones are None; None where all are.
+
+    Raises:
+        UserError: there are not so many, or one is something else.
+    """
+    given = list(labels)
+    require(len(given) == count, f"{plural(len(given), 'label')} for {plural(count, 'image')}: pass one for each")
+    for each in given:
+        require(each is None or isinstance(each, str), f"a label is a class name or None, not {each!r}")
+    return [each or None for each in given] if any(given) else None
+
+
 @dataclass(frozen=True, eq=False, repr=False)
 class Vectors:
     """Vectors of images.
@@ -77,6 +92,7 @@ class Vectors:
         model: what made the vectors: "name", "source", "weights_sha256", "preprocessing" and more.
         unreadable: images that could not be read and have no row, and why.
         ledger: what else the search for images left out.
+        labels: the class of each image, or None for one without; None where no image has one.
     """
 
     rows: Rows
@@ -85,6 +101,12 @@ class Vectors:
     model: Mapping[str, Any]
     unreadable: Mapping[str, str] = field(default_factory=dict)
     ledger: Ledger = NOTHING
+    labels: Sequence[str | None] | None = None
+
+    def __post_init__(self) -> None:
+        """Raise UserError unless there are as many labels as images, all of them text or None."""
+        if self.labels is not None:
+            object.__setattr__(self, "labels", checked_labels(self.labels, len(self)))
 
     @cached_property
     def numbers(self) -> dict[str, int]:

@@ -1,18 +1,18 @@
 """Altered images: mirrored ones, and copies that calibration plants (crops, strong JPEG compression, flips)."""
 
 import hashlib
-import io
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
-from PIL import Image, ImageOps
+from PIL import Image
 
 from excb.images.image_set import Images
 from excb.images.subset import Subset
 from excb.seeding import Purpose, generator
 
+from ..data.alterations import cropped, mirror_image, recompressed
 from ..data.changed import ChangedImages
 
 SIDES = (0.75, 0.95)  # of a crop's sides, relative to the image's
@@ -20,21 +20,16 @@ QUALITY = (10, 40)  # of planted JPEGs
 
 
 def _crop(image: Image.Image, random: np.random.Generator) -> Image.Image:
-    """A window of 56 to 90 % of the area, with the image's aspect ratio."""
-    side = random.uniform(*SIDES)
-    width, height = (max(1, round(side * each)) for each in image.size)
-    left, top = random.integers(image.width - width + 1), random.integers(image.height - height + 1)
-    return image.crop((int(left), int(top), int(left) + width, int(top) + height))
+    """A window of 56 to 90 % of the area."""
+    return cropped(image, random, SIDES)
 
 
 def _jpeg(image: Image.Image, random: np.random.Generator) -> Image.Image:
-    coded = io.BytesIO()
-    image.save(coded, "JPEG", quality=int(random.integers(*QUALITY, endpoint=True)))
-    return Image.open(coded).convert("RGB")
+    return recompressed(image, random, QUALITY)
 
 
 def _flip(image: Image.Image, _random: np.random.Generator) -> Image.Image:
-    return ImageOps.mirror(image)
+    return mirror_image(image)
 
 
 def _all(image: Image.Image, random: np.random.Generator) -> Image.Image:

@@ -180,6 +180,25 @@ def test_a_small_budget_is_reported(place: Path, tmp_path: Path, capsys: pytest.
     assert "no picture of" in (tmp_path / "out" / "atlas.html").read_text(encoding="utf-8")
 
 
+def test_features_of_any_checkpoint_are_clustered(
+    place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data = place / "data"
+    assert call("--ckpt", "conv4_photos", "--data", data, "--quiet") == 2
+    assert "`excb-eval clusters --method kmeans` needs none" in capsys.readouterr().err
+    assert call("--ckpt", "conv4_photos", "--data", data, "--k", 5, "--out", tmp_path / "out", "--quiet") == 0
+    result = ResultRecord.from_json((tmp_path / "out" / "clusters.json").read_text())
+    assert (result.settings["clusters"], result.settings["method"], result.settings["k_by"]) == (5, "kmeans", "given")
+    rows = table(tmp_path / "out")
+    assert {int(row["cluster"]) for row in rows} == set(range(5))
+    embedded = excb.embed("conv4_photos", data / "train", workers=0, quiet=True, device="cpu", no_cache=True)
+    assert embedded.clusters(5).numbers.tolist() == [int(row["cluster"]) for row in rows]
+    assert (tmp_path / "out" / "atlas.html").is_file()
+    assert not any("at random" in note for note in result.notes)
+    assert call("--ckpt", "conv4_photos", "--data", data, "--k", 5, "--method", "hdbscan", "--quiet") == 2
+    assert "--k is for k-means: HDBSCAN finds the number itself" in capsys.readouterr().err
+
+
 def test_what_cannot_be_done_is_one_line(place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     torch.save(Architecture("resnet18").build().state_dict(), tmp_path / "backbone.pth")
     (tmp_path / "file").write_text("")

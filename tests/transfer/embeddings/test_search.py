@@ -15,8 +15,8 @@ import excb
 from excb.errors import UserError
 from excb.neighbours.backends import import_faiss
 from excb.transfer.cli import main
-from excb.transfer.embeddings import duplicates
-from excb.transfer.embeddings.duplicates import groups
+from excb.transfer.embeddings.copies import duplicates
+from excb.transfer.embeddings.copies.duplicates import star_groups
 from excb.transfer.embeddings.vectors import ArrayRows
 from tests.browser import chromium
 from tests.transfer.embeddings.photos import by_loop
@@ -73,6 +73,10 @@ def test_a_wrong_query_is_told_clearly(run: Path, photos: Path, query: Any, mess
         excb.embed(run, photos, workers=0, quiet=True).search(query)
 
 
+def groups(rows: ArrayRows, cosine: float) -> list[list[int]]:
+    return [sorted(each) for each in star_groups(rows, cosine)]
+
+
 def groups_by_loop(vectors: np.ndarray, cosine: float) -> list[list[int]]:
     unit = vectors / np.linalg.norm(vectors, axis=1, keepdims=True).clip(1e-300)
     left, found = list(range(len(vectors))), []
@@ -125,8 +129,8 @@ def test_the_command_lists_neighbours_and_duplicates(
     lines = capsys.readouterr().out.splitlines()
     assert lines[2].split() == ["03.png", "1", "1.0000", "a/b/03.png"]
     assert lines[3].split() == ["2", "1.0000", "c/twin.png"]
-    assert lines[4] == "1 group of near-duplicates (cosine from 1), 2 images in them"
-    assert lines[6].split() == ["1", "2", "a/b/03.png"]
+    assert lines[4] == "1 group of near-duplicates, 2 images in them; cosine from 1"
+    assert lines[6].split() == ["1", "2", "keep", "a/b/03.png"]
     assert main(words(run, photos, "--query", query, "--k", "3", "--json", "--quiet")) == 0
     answer = json.loads(capsys.readouterr().out)
     assert [match["path"] for match in answer["queries"][0]["matches"]][:2] == ["a/b/03.png", "c/twin.png"]
@@ -183,7 +187,8 @@ def test_the_index_is_searched_by_faiss(run: Path, photos: Path, tmp_path: Path)
 @pytest.mark.parametrize(
     ("more", "message"),
     [
-        ([], "name what to search for: --query IMAGE, or --near-duplicates 0.95"),
+        ([], "name what to search for: --query IMAGE, or --near-duplicates"),
+        (["--near-duplicates", "many"], "takes a cosine, such as 0.95, or nothing to calibrate it, not 'many'"),
         (["--query", "nothing.png"], "--query nothing.png: no such file"),
         (["--query", "setup", "--k", "0"], "--k must be at least 1"),
         (["--near-duplicates", "95"], "near-duplicates have a cosine above -1 and at most 1"),

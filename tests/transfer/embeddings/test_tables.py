@@ -13,6 +13,7 @@ from PIL import Image
 import excb
 from excb.errors import UserError
 from excb.transfer.embeddings.vectors import ArrayRows
+from tests.transfer.embeddings.photos import Means
 
 VECTORS = np.random.default_rng(0).standard_normal((7, 4)).astype(np.float32)
 PATHS = [f"{'ab'[number % 2]}/{number}.png" for number in range(7)]
@@ -81,6 +82,77 @@ def test_pandas_arrow_and_csv_hold_paths_and_vectors(tmp_path: Path) -> None:
     assert head == ["path", "v0", "v1", "v2", "v3"]
     assert [row[0] for row in rows] == PATHS
     assert np.array_equal(np.array([row[1:] for row in rows], np.float32), VECTORS)
+
+
+LABELS = ["ant", None, "bee", "ant", "", "bee", None]
+KNOWN = ["ant", None, "bee", "ant", None, "bee", None]
+
+
+def test_labels_travel_with_the_images(tmp_path: Path) -> None:
+    table = made().with_labels(LABELS)
+    assert table.labels == KNOWN
+    assert table[[5, 0, 1]].labels == ["bee", "ant", None]
+    assert table[1:2].labels is None  # none of these has one
+    assert made().labels is None
+    both = excb.Embeddings.concatenate([table[:3], made()[3:]])
+    assert both.labels == [*KNOWN[:3], None, None, None, None]
+    by_path = made().with_labels({"b/3.png": "ant", "a/0.png": "bee"})
+    assert by_path.labels == ["bee", None, None, "ant", None, None, None]
+    frame, arrow = table.to_pandas(), pytest.importorskip("pyarrow").table(table)
+    assert frame.columns.tolist() == ["label", "v0", "v1", "v2", "v3"]
+    assert [label if isinstance(label, str) else None for label in frame["label"]] == KNOWN
+    assert arrow.column("label").to_pylist() == KNOWN
+    with table.to_csv(tmp_path / "a.csv").open(newline="", encoding="utf-8") as stream:
+        head, *rows = csv.reader(stream)
+    assert head == ["path", "label", "v0", "v1", "v2", "v3"]
+    assert [row[1] for row in rows] == [label or "" for label in KNOWN]
+    assert np.array_equal(np.array([row[2:] for row in rows], np.float32), VECTORS)
+
+
+@pytest.mark.parametrize("suffix", [".npz", ".parquet", ".safetensors"])
+def test_files_keep_labels_and_those_without_have_none(tmp_path: Path, suffix: str) -> None:
+    pytest.importorskip("pyarrow")
+    for labels, known in ((LABELS, KNOWN), ([None] * 7, None)):
+        read = excb.Embeddings.load(made().with_labels(labels).save(tmp_path / f"a{suffix}"))
+        assert read.labels == known
+        assert np.array_equal(read.vectors, VECTORS)
+        assert list(read.paths) == PATHS
+
+
+@pytest.mark.parametrize(
+    ("labels", "said"),
+    [
+        (["ant"], "1 label for 7 images: pass one for each"),
+        ([1] * 7, "a label is a class name or None, not 1"),
+        ({"nothing.png": "ant"}, r"1 label of no image below photos, such as nothing\.png"),
+    ],
+)
+def test_labels_that_do_not_fit_are_one_line(labels: Any, said: str) -> None:
+    with pytest.raises(UserError, match=said):
+        made().with_labels(labels)
+
+
+def test_class_folders_are_labels_and_splits_are_none(tmp_path: Path) -> None:
+    for name in ("train/ant/1.png", "train/bee/2.png", "test/ant/3.png", "test/4.png"):
+        file = tmp_path / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", (9, 9)).save(file)
+    assert excb.embed(Means(), tmp_path, workers=0, quiet=True).labels == [None, "ant", "ant", "bee"]
+    assert excb.embed(Means(), tmp_path / "train", workers=0, quiet=True).labels == ["ant", "bee"]
+    assert excb.embed(Means(), tmp_path / "test" / "4.png", workers=0, quiet=True).labels is None
+
+
+def test_a_notebook_shows_counts_labels_and_thumbnails(tmp_path: Path) -> None:
+    for number in range(20):
+        Image.new("RGB", (9, 9), (number, 0, 0)).save(tmp_path / f"<{number:02}>.png")
+    table = excb.embed(Means(), tmp_path, workers=0, quiet=True)
+    page = table.with_labels(["ant", "bee"] + [None] * 18)._repr_html_()
+    assert page.count('<img src="data:image/jpeg;base64,') == 8
+    assert "20 images of" in page
+    assert "2 labels of 2 classes" in page
+    assert "&lt;00&gt;.png" in page
+    assert "<00>" not in page
+    assert "<img" not in made()._repr_html_()  # its files are nowhere
 
 
 def test_concatenated_paths_start_from_a_common_folder(tmp_path: Path) -> None:

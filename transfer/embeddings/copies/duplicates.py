@@ -16,8 +16,8 @@ EQUAL = 1e-9  # cosines this close to the threshold reach it: those of identical
 MOST_PAIRS = 20_000_000
 
 
-def groups(rows: Rows, cosine: float, progress: Callable[[int], None] = lambda _done: None) -> list[list[int]]:
-    """Groups of rows that have at least this cosine with one of them, the largest first, rows ascending.
+def star_groups(rows: Rows, cosine: float, progress: Callable[[int], None] = lambda _done: None) -> list[list[int]]:
+    """Groups of rows that have at least this cosine with one of them, which is the first; the largest group first.
 
     The row with the most such neighbours is the centre of the first group, of those that are left the next one's, and
     so on. Groups are no chains: whatever is in one is near its centre, and no row is in two.
@@ -34,9 +34,9 @@ def groups(rows: Rows, cosine: float, progress: Callable[[int], None] = lambda _
     N, links, pairs = len(rows), list[np.ndarray](), 0
     with exact_products(torch.device("cpu")):
         for start in range(0, N, TILE):
-            left = _unit(rows, start, min(start + TILE, N))
+            left = unit_rows(rows, start, min(start + TILE, N))
             for other in range(start, N, TILE):
-                right = left if other == start else _unit(rows, other, min(other + TILE, N))
+                right = left if other == start else unit_rows(rows, other, min(other + TILE, N))
                 near = _pairs(left, right, cosine, same=other == start) + np.array([[start], [other]])
                 pairs += near.shape[1]
                 if pairs > MOST_PAIRS:
@@ -44,8 +44,7 @@ def groups(rows: Rows, cosine: float, progress: Callable[[int], None] = lambda _
                 links.append(near)
             progress(len(left))
     first, second = np.concatenate([np.empty((2, 0), np.int64), *links], axis=1)
-    found = stars(first, second, N)
-    return sorted((sorted(each) for each in found), key=lambda group: (-len(group), group[0]))
+    return sorted(stars(first, second, N), key=lambda group: (-len(group), min(group)))
 
 
 def stars(first: np.ndarray, second: np.ndarray, nodes: int) -> list[list[int]]:
@@ -83,7 +82,7 @@ def stars(first: np.ndarray, second: np.ndarray, nodes: int) -> list[list[int]]:
     return found
 
 
-def _unit(rows: Rows, start: int, stop: int) -> torch.Tensor:
+def unit_rows(rows: Rows, start: int, stop: int) -> torch.Tensor:
     """Unit rows in float64; a zero row stays zero."""
     return torch.nn.functional.normalize(rows.rows(start, stop).double(), dim=1)
 

@@ -1,0 +1,140 @@
+"""Clusters of any backbone's features, by k-means or HDBSCAN of scikit-learn.
+
+Letters: N images, K clusters, D width of the features.
+"""
+
+import math
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from excb.console import plural
+from excb.errors import UserError, require
+from excb.exact import exact_products
+from excb.neighbours.unit_rows import Rows
+from excb.networks.features import in_batches
+
+from .assignment import TILE, ClusterAssignment
+from .options import Method
+
+WHOLE, BATCH = 20_000, 4096  # images whose k-means uses all at once; of more, images of a step
+SMALLEST, WIDTH = 5, 64  # images of HDBSCAN's smallest cluster; principal components that it sees
+MOST_DENSE = 50_000  # images for HDBSCAN, whose time grows with their square
+
+
+@dataclass(frozen=True)
+class Partition:
+    """Clusters of N images.
+
+    Attributes:
+        assignment: of the images: similarities are cosines with a cluster's mean direction.
+        centroids: unit rows [K, D] float32.
+        settings: how they were made.
+        outliers: the number of the cluster that holds what HDBSCAN leaves in none, the last; None where all are in one.
+    """
+
+    assignment: ClusterAssignment
+    centroids: Tensor
+    settings: dict[str, Any] = field(default_factory=dict)
+    outliers: int | None = None
+
+    @property
+    def note(self) -> str | None:
+        """For the reader: about outliers; None without."""
+        if self.outliers is None:
+            return None
+        images = int(self.assignment.sizes[self.outliers])
+        return f"cluster {self.outliers} holds {plural(images, 'image')} that HDBSCAN leaves in no cluster"
+
+
+def partition(rows: Rows, *, method: Method = "kmeans", k: int | None = None, seed: int = 0) -> Partition:
+    """Cluster images by their unit features; all of them are held in memory.
+
+    Args:
+        rows: features [N, D].
+        method: "kmeans", or "hdbscan", which sees 64 principal components, finds the number itself, and leaves images
+            out.
+        k: number of clusters of k-means; by default the square root of N, so that a cluster has about K images.
+        seed: of k-means.
+
+    Raises:
+        UserError: there are too few images, or too many for HDBSCAN; k is out of range or given for HDBSCAN; or HDBSCAN
+            finds no cluster.
+    """
+    count = len(rows)
+    require(count >= 2, f"{plural(count, 'image')} cannot be clustered: it takes two at least")
+    require(method in ("kmeans", "hdbscan"), f"the method is kmeans or hdbscan, not {method!r}")
+    parts = [rows.rows(part.start, part.stop) for part in in_batches(range(count), BATCH)]
+    unit = torch.nn.functional.normalize(torch.cat(parts).double(), dim=1).float()
+    if method == "hdbscan":
+        require(k is None, "HDBSCAN finds the number of clusters itself: leave k out, or use kmeans")
+        return _dense(unit)
+    chosen = max(2, round(math.sqrt(count))) if k is None else k
+    require(2 <= chosen <= count, f"k is {chosen}: clusters of {plural(count, 'image')} are 2 to {count:,}")
+    centres = torch.from_numpy(np.asarray(_kmeans(unit.numpy(), chosen, seed), np.float32))
+    centroids = torch.nn.functional.normalize(centres, dim=1)
+    rule = "the square root of the number of images" if k is None else "given"
+    return Partition(_nearest(unit, centroids), centroids, {"method": method, "k_by": rule, "seed": seed})
+
+
+def _kmeans(unit: np.ndarray, k: int, seed: int) -> np.ndarray:
+    from sklearn.cluster import KMeans, MiniBatchKMeans
+
+    if len(unit) <= WHOLE:
+        made = KMeans(k, n_init=1, random_state=seed).fit(unit)
+    else:
+        made = MiniBatchKMeans(k, n_init=1, batch_size=BATCH, random_state=seed).fit(unit)
+    centres: np.ndarray = made.cluster_centers_
+    return centres
+
+
+def _nearest(unit: Tensor, centroids: Tensor) -> ClusterAssignment:
+    """Every image's nearest centroid, and the next."""
+    scores = [_two_best(unit[tile.start : tile.stop], centroids) for tile in _tiles(len(unit), len(centroids))]
+    first, second, best, next_best = (torch.cat(each).numpy() for each in zip(*scores, strict=True))
+    return ClusterAssignment(len(centroids), first, second, best, best - next_best)
+
+
+def _tiles(count: int, clusters: int) -> list[range]:
+    return in_batches(range(count), max(1, TILE // clusters))
+
+
+def _two_best(unit: Tensor, centroids: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    with exact_products(torch.device("cpu")):
+        scores = unit @ centroids.T
+    best, first = scores.max(1)
+    next_best, second = scores.scatter(1, first[:, None], -torch.inf).max(1)
+    return first, second, best, next_best
+
+
+def _dense(unit: Tensor) -> Partition:
+    """HDBSCAN's clusters, each image's own first whatever the cosines, and outliers as one more cluster."""
+    from sklearn.cluster import HDBSCAN
+    from sklearn.decomposition import PCA
+
+    count = len(unit)
+    require(count > SMALLEST, f"{plural(count, 'image is', 'images are')} too few for HDBSCAN: use kmeans")
+    most = f"{count:,} images are too many for HDBSCAN (at most {MOST_DENSE:,}): use kmeans"
+    require(count <= MOST_DENSE, most)
+    seen = PCA(min(WIDTH, *unit.shape), random_state=0).fit_transform(unit.numpy())
+    labels = HDBSCAN(min_cluster_size=SMALLEST, copy=True).fit(seen).labels_.astype(np.int64)
+    clusters = int(labels.max()) + 1
+    if clusters < 1:
+        raise UserError("HDBSCAN finds no cluster among these images: use kmeans, which always does")
+    outliers = clusters if (labels < 0).any() else None
+    own = np.where(labels < 0, clusters, labels)
+    clusters += outliers is not None
+    require(clusters > 1, "HDBSCAN finds one cluster only, which holds all images: use kmeans")
+    first = torch.from_numpy(own)
+    sums = torch.zeros(clusters, unit.shape[1]).index_add_(0, first, unit)
+    centroids = torch.nn.functional.normalize(sums, dim=1)
+    scores = torch.cat([unit[tile.start : tile.stop] @ centroids.T for tile in _tiles(count, clusters)])
+    similarity = scores.gather(1, first[:, None])[:, 0]
+    next_best, second = scores.scatter(1, first[:, None], -torch.inf).max(1)
+    margin = (similarity - next_best).numpy()
+    assignment = ClusterAssignment(clusters, own, second.numpy(), similarity.numpy(), margin)
+    settings = {"method": "hdbscan", "min_cluster_size": SMALLEST, "principal_components": int(seen.shape[1])}
+    return Partition(assignment, centroids, settings, outliers)

@@ -1,0 +1,1 @@
+"""Near-duplicates among embedded images: pairs and groups, a calibrated threshold, the file of each group to keep."""

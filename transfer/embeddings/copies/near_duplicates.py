@@ -1,0 +1,203 @@
+"""Near-duplicates as a result: groups around one image each, the file of each to keep, and a CSV to act on."""
+
+import csv
+import io
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, overload
+
+import numpy as np
+import torch
+
+from excb.console import Reporter, plural
+from excb.files.atomic import write_bytes
+from excb.files.cells import path_cell
+from excb.images.decoding import BrokenImageError, stored_and_upright_size
+
+from ..vectors import Vectors
+from .duplicates import star_groups, unit_rows
+from .thresholds import CopyThreshold, Network, calibrate_copies
+
+COLUMNS = ("group", "keep", "path", "cosine", "width", "height", "bytes")
+SHOWN = 10  # groups that a terminal shows
+KEEP = "the most pixels, then the largest file, then the first path"  # the rule that chooses the file to keep
+
+
+@dataclass(frozen=True)
+class NearDuplicate:
+    """An image of a group.
+
+    Attributes:
+        path: below the embeddings' root.
+        cosine: with the image of its group that is kept.
+        width: in pixels, upright; None where the file is gone, as for height and size.
+        height: likewise.
+        size: in bytes.
+    """
+
+    path: str
+    cosine: float
+    width: int | None = None
+    height: int | None = None
+    size: int | None = None
+
+    @property
+    def order(self) -> tuple[int, int, str]:
+        """The least of a group is kept: `KEEP`."""
+        return -(self.width or 0) * (self.height or 0), -(self.size or 0), self.path
+
+
+@dataclass(frozen=True, eq=False)
+class DuplicateGroup(Sequence[str]):
+    """Images that are near-duplicates of one of them; a sequence of their paths, sorted.
+
+    Attributes:
+        members: the images.
+        keep: the path of the one to keep.
+        representative: the path of the one that all others are near.
+        weakest: the least cosine of any two.
+    """
+
+    members: Sequence[NearDuplicate]
+    keep: str
+    representative: str
+    weakest: float
+
+    @overload
+    def __getitem__(self, key: int) -> str: ...
+    @overload
+    def __getitem__(self, key: slice) -> list[str]: ...
+    def __getitem__(self, key: int | slice) -> str | list[str]:
+        return [member.path for member in self.members][key]
+
+    def __len__(self) -> int:
+        return len(self.members)
+
+    def __eq__(self, other: object) -> bool:
+        return list(self) == list(other) if isinstance(other, Sequence) else NotImplemented
+
+    __hash__ = None  # type: ignore[assignment]  # as a list
+
+    def __repr__(self) -> str:
+        return repr(list(self))
+
+    @property
+    def others(self) -> list[str]:
+        """The paths that are not kept."""
+        return [path for path in self if path != self.keep]
+
+
+@dataclass(frozen=True, eq=False)
+class NearDuplicates(Sequence[DuplicateGroup]):
+    """Groups of near-duplicates, the largest first; a sequence of them.
+
+    Attributes:
+        groups: these.
+        cosine: from which images count as near-duplicates.
+        threshold: how the cosine was chosen; None where it was given.
+    """
+
+    groups: Sequence[DuplicateGroup]
+    cosine: float
+    threshold: CopyThreshold | None = None
+
+    @overload
+    def __getitem__(self, key: int) -> DuplicateGroup: ...
+    @overload
+    def __getitem__(self, key: slice) -> list[DuplicateGroup]: ...
+    def __getitem__(self, key: int | slice) -> DuplicateGroup | list[DuplicateGroup]:
+        return list(self.groups)[key] if isinstance(key, slice) else self.groups[key]
+
+    def __len__(self) -> int:
+        return len(self.groups)
+
+    def __eq__(self, other: object) -> bool:
+        return list(self) == list(other) if isinstance(other, Sequence) else NotImplemented
+
+    __hash__ = None  # type: ignore[assignment]  # as a list
+
+    def __repr__(self) -> str:
+        """What was found, and the first groups."""
+        rest = len(self) - SHOWN
+        lines = [self.summary, *(f"  keep {group.keep}, not {', '.join(group.others)}" for group in self[:SHOWN])]
+        return "\n".join([*lines, *([f"  and {plural(rest, 'smaller group')}"] if rest > 0 else [])])
+
+    @property
+    def summary(self) -> str:
+        """How many, and from which cosine on, in a sentence."""
+        counted = f"{plural(len(self), 'group')} of near-duplicates, {plural(sum(map(len, self)), 'image')} in them"
+        return f"{counted}; {self.threshold or f'cosine from {self.cosine:.4g}'}"
+
+    def to_csv(self, file: str | Path) -> Path:
+        """Write FILE.csv: group, keep (yes or no), path, cosine with the kept image, width, height and bytes.
+
+        Raises:
+            UserError: it cannot be written.
+        """
+        text = io.StringIO(newline="")
+        writer = csv.writer(text)
+        writer.writerow(COLUMNS)
+        writer.writerows(self._rows())
+        write_bytes(text.getvalue().encode("utf-8", "surrogateescape"), Path(file))
+        return Path(file)
+
+    def _rows(self) -> Iterator[list[Any]]:
+        for number, group in enumerate(self, 1):
+            for each in group.members:
+                kept = "yes" if each.path == group.keep else "no"
+                cosine = f"{each.cosine:.6f}"
+                yield [number, kept, path_cell(each.path), cosine, each.width, each.height, each.size]
+
+    def to_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        return {
+            "near_duplicates": [list(group) for group in self],
+            "keep": [group.keep for group in self],
+            "weakest_cosine": [group.weakest for group in self],
+            "cosine": self.cosine,
+            "calibration": None if self.threshold is None else self.threshold.to_dict(),
+        }
+
+
+def find_near_duplicates(
+    embeddings: Vectors, load: Network, cosine: float | None, reporter: Reporter
+) -> NearDuplicates:
+    """The groups of embeddings, at a cosine or, if it is None, at one that is calibrated with their images and network.
+
+    Raises:
+        UserError: the cosine is out of range or leaves too many pairs, or as `calibrate_copies`.
+    """
+    threshold = calibrate_copies(embeddings, load, reporter) if cosine is None else None
+    limit = threshold.cosine if threshold is not None else float(cosine or 0)
+    with reporter.progress("pairs of images", len(embeddings)) as bar:
+        stars = star_groups(embeddings.rows, limit, bar.advance)
+    return NearDuplicates([_group(embeddings, star) for star in stars], limit, threshold)
+
+
+def _group(embeddings: Vectors, star: Sequence[int]) -> DuplicateGroup:
+    """The group of some rows, the representative first."""
+    rows = sorted(star)
+    unit = torch.cat([unit_rows(embeddings.rows, row, row + 1) for row in rows])
+    files = [_measured(Path(embeddings.root), embeddings.paths[row]) for row in rows]
+    kept = min(range(len(rows)), key=lambda place: files[place].order)
+    cosines = (unit @ unit[kept]).clamp(-1, 1).tolist()
+    members = [
+        NearDuplicate(each.path, cosine, each.width, each.height, each.size)
+        for each, cosine in zip(files, cosines, strict=True)
+    ]
+    return DuplicateGroup(members, files[kept].path, embeddings.paths[star[0]], _weakest(unit))
+
+
+def _weakest(unit: torch.Tensor) -> float:
+    """The least cosine of any two of unit rows [n, D]; a thousand rows at a time."""
+    return float(np.clip(min(float((part @ unit.T).min()) for part in unit.split(1024)), -1, 1))
+
+
+def _measured(root: Path, path: str) -> NearDuplicate:
+    """A file's pixels and bytes, as far as it is there."""
+    try:
+        _, (width, height) = stored_and_upright_size(root / path)
+        return NearDuplicate(path, 1.0, width, height, (root / path).stat().st_size)
+    except (OSError, ValueError, BrokenImageError):  # ValueError: a zero byte in the name
+        return NearDuplicate(path, 1.0)

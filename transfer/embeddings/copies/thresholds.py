@@ -1,0 +1,241 @@
+"""The cosine from which images count as near-duplicates, chosen by altered copies of some and by their neighbours."""
+
+import heapq
+import math
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+
+from excb.console import Reporter, plural
+from excb.errors import UserError, require
+from excb.images.decoding import BrokenImageError
+from excb.images.picture import as_channels, each_channel
+from excb.images.pixels import EIGHT_BIT, Pixels
+from excb.inference.accuracy import share_interval
+from excb.neighbours.nearest import nearest
+from excb.networks.features import embed_images
+from excb.seeding import Purpose, generator
+
+from ...data.alterations import cropped, mirror_image, recoloured, recompressed, resized
+from ..vectors import Vectors, in_place
+from .overlay import same_picture, small_picture
+
+if TYPE_CHECKING:
+    from excb.hub.backbone import Backbone
+
+Network = Callable[[], "Backbone"]  # loads the network that made vectors, with the preprocessing that they had
+
+COPIED, FEWEST = 100, 20  # images that are altered; the fewest that calibrate
+COMPARED, NEAREST = 1000, 8  # images whose neighbours are looked at, and how many of each
+ALARMS = 0.01  # share of images that have a different one at or above the threshold, at most
+STEPS = 10_000  # a threshold is a multiple of 1 / STEPS
+ASK = "name a cosine, such as near_duplicates(0.95) or --near-duplicates 0.95"
+
+Alteration = Callable[[Image.Image, np.random.Generator], Image.Image]
+ALTERATIONS: Mapping[str, Alteration] = {
+    "JPEG": partial(recompressed, quality=(50, 80)),
+    "crop": partial(cropped, sides=(0.9, 0.95)),  # 81 to 90 % of the area
+    "resize": partial(resized, sides=(0.4, 0.8)),
+    "flip": lambda image, _random: mirror_image(image),
+    "colour": partial(recoloured, strength=0.15),
+}
+
+
+@dataclass(frozen=True)
+class CopyThreshold:
+    """A threshold, and what it does on images that did not choose it.
+
+    Attributes:
+        cosine: from which images count as near-duplicates.
+        found: share of altered copies, by kind of change, that reach it with their original.
+        alarms: share of images that reach it with a different one.
+        altered: images that were altered, each in every way.
+        compared: images whose neighbours were looked at.
+    """
+
+    cosine: float
+    found: Mapping[str, float]
+    alarms: float
+    altered: int
+    compared: int
+
+    @property
+    def found_percent(self) -> float:
+        """Altered copies of all kinds that it finds."""
+        return 100 * sum(self.found.values()) / len(self.found)
+
+    @property
+    def found_interval(self) -> tuple[float, float]:
+        """The 95 % interval of `found_percent`: Wilson's, over images, as copies of one are alike."""
+        return share_interval(self.found_percent / 100, self.altered)
+
+    @property
+    def alarms_interval(self) -> tuple[float, float]:
+        """The 95 % interval in percent of `alarms`."""
+        return share_interval(self.alarms, self.compared)
+
+    def __str__(self) -> str:
+        low, high = self.found_interval
+        kinds = ", ".join(f"{name} {100 * share:.0f}" for name, share in self.found.items())
+        return (
+            f"cosine from {self.cosine:.4g}, calibrated on these images: finds {self.found_percent:.0f} % of altered "
+            f"copies ({low:.0f} to {high:.0f}; {kinds}), and takes {100 * self.alarms:.1f} % of images "
+            f"({self.alarms_interval[0]:.1f} to {self.alarms_interval[1]:.1f}) for copies of different ones"
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        return {
+            "cosine": self.cosine,
+            "found_percent": self.found_percent,
+            "found_interval": list(self.found_interval),
+            "found": dict(self.found),
+            "alarms_percent": 100 * self.alarms,
+            "alarms_interval": list(self.alarms_interval),
+            "images_altered": self.altered,
+            "images_compared": self.compared,
+        }
+
+
+def calibrate_copies(embeddings: Vectors, load: Network, reporter: Reporter, *, seed: int = 0) -> CopyThreshold:
+    """Choose the threshold of embeddings whose files and network are there.
+
+    It is the lowest cosine that at most `ALARMS` of images reach with a different image, but no lower than it takes to
+    find all altered copies. An image that shows the same picture as another (`same_picture`) is not a different one, so
+    that the copies among the images do not raise it. One half of the images that are drawn chooses, the other measures.
+
+    Args:
+        embeddings: of images in a folder.
+        load: their network.
+        reporter: shows progress.
+        seed: of the images and their changes.
+
+    Raises:
+        UserError: there are too few images, their files are gone, or the network cannot be loaded.
+    """
+    count = len(embeddings)
+    require(count >= 2 * FEWEST, f"{plural(count, 'image is', 'images are')} too few to calibrate by: {ASK}")
+    pictures = _Pictures(embeddings)
+    drawn = generator(Purpose.SPLIT, seed, count).permutation(count)
+    copies = _copy_cosines(embeddings, load, pictures, np.sort(drawn[:COPIED]), seed=seed, reporter=reporter)
+    compared = np.sort(drawn[:COMPARED])
+    different = _Different(embeddings, pictures, compared)
+    choosing, measuring = np.arange(0, len(compared), 2), np.arange(1, len(compared), 2)
+    half = copies[:, : copies.shape[1] // 2]
+    limit = _above(different.highest(choosing, math.floor(ALARMS * len(choosing))))
+    cosine = min(1.0, max(limit, _at_most(float(half.min()))))
+    alarms = different.reaching(measuring, cosine)
+    found = (copies[:, copies.shape[1] // 2 :] >= cosine - 1e-9).mean(1)
+    shares = dict(zip(ALTERATIONS, found.tolist(), strict=True))
+    return CopyThreshold(cosine, shares, alarms / len(measuring), copies.shape[1] - half.shape[1], len(measuring))
+
+
+def _above(cosine: float) -> float:
+    """The least multiple of 1 / STEPS above a cosine."""
+    return math.floor(cosine * STEPS + 1) / STEPS
+
+
+def _at_most(cosine: float) -> float:
+    return math.floor(cosine * STEPS) / STEPS
+
+
+class _Pictures:
+    """The images of embeddings, opened again."""
+
+    def __init__(self, embeddings: Vectors) -> None:
+        prepared = embeddings.model.get("preprocessing") or {}
+        self._root, self._paths = Path(embeddings.root), embeddings.paths
+        self._pixels = Pixels.from_dict(prepared["pixels"]) if "pixels" in prepared else EIGHT_BIT
+        self._small = dict[int, Image.Image]()
+
+    def open(self, row: int) -> Image.Image | np.ndarray:
+        """One image. Raises UserError if it is gone."""
+        try:
+            return as_channels(self._root / self._paths[row], self._pixels)
+        except (UserError, BrokenImageError):
+            raise UserError(
+                f"calibration needs the images, and {self._root / self._paths[row]} cannot be read: {ASK}"
+            ) from None
+
+    def small(self, row: int) -> Image.Image:
+        """One image as `same_picture` takes it."""
+        if row not in self._small:
+            self._small[row] = small_picture(self.open(row))
+        return self._small[row]
+
+
+def _copy_cosines(
+    embeddings: Vectors, load: Network, pictures: _Pictures, rows: np.ndarray, *, seed: int, reporter: Reporter
+) -> np.ndarray:
+    """Cosines [kinds, n] of images with each of their altered copies; images at random places in the order."""
+    rows = generator(Purpose.SPLIT, seed, len(rows), 1).permutation(rows)
+    try:
+        network = load()
+    except UserError as error:
+        raise UserError(f"calibration needs the network that made the vectors ({error}): {ASK}") from None
+
+    def copies() -> Iterator[Image.Image | np.ndarray]:
+        for row in rows.tolist():
+            image = pictures.open(row)
+            for kind, alter in enumerate(ALTERATIONS.values()):
+                key = (Purpose.TRANSFER_VIEW, seed, kind, row)
+                yield each_channel(image, lambda plane, alter=alter, key=key: alter(plane, generator(*key)))
+
+    with reporter.progress("altered copies", len(rows) * len(ALTERATIONS)) as bar:
+        made = embed_images(network, network.transform, copies(), progress=bar.advance)  # type: ignore[arg-type]
+    originals = torch.stack([embeddings.rows.rows(row, row + 1)[0] for row in rows.tolist()])
+    unit = _unit(made).view(len(rows), len(ALTERATIONS), -1)
+    cosines: np.ndarray = (unit * _unit(originals)[:, None]).sum(2).T.numpy()
+    return cosines
+
+
+def _unit(rows: Tensor) -> Tensor:
+    return torch.nn.functional.normalize(rows.double(), dim=-1)
+
+
+class _Different:
+    """For each of some images, the cosine with the nearest that does not show the same picture, found when needed."""
+
+    def __init__(self, embeddings: Vectors, pictures: _Pictures, compared: np.ndarray) -> None:
+        queries = torch.cat([embeddings.rows.rows(row, row + 1) for row in compared.tolist()])
+        self._pictures, self._compared = pictures, compared
+        around = nearest(in_place(embeddings.rows), queries, min(NEAREST + 1, len(embeddings)))
+        self._near = [
+            [(cosine, other) for cosine, other in zip(cosines, others, strict=True) if other != row]
+            for row, cosines, others in zip(
+                compared.tolist(), around.similarities.tolist(), around.indices.tolist(), strict=True
+            )
+        ]
+
+    def highest(self, places: np.ndarray, skipped: int) -> float:
+        """The highest cosine among some of the compared images, after so many higher ones; -1 if there are fewer."""
+        cosines = self._descending(places)
+        return next((cosine for number, cosine in enumerate(cosines) if number == skipped), -1.0)
+
+    def reaching(self, places: np.ndarray, cosine: float) -> int:
+        """How many of some of the compared images have a different image with at least this cosine."""
+        count = 0
+        for each in self._descending(places):
+            if each < cosine:
+                break
+            count += 1
+        return count
+
+    def _descending(self, places: np.ndarray) -> Iterator[float]:
+        """The cosines from the highest on. Pictures are compared only as far as they are taken."""
+        heap = [(-self._near[place][0][0], place, 0) for place in places.tolist() if self._near[place]]
+        heapq.heapify(heap)
+        while heap:
+            negative, place, turn = heapq.heappop(heap)
+            own, other = int(self._compared[place]), self._near[place][turn][1]
+            if not same_picture(self._pictures.small(own), self._pictures.small(other)):
+                yield -negative
+            elif turn + 1 < len(self._near[place]):
+                heapq.heappush(heap, (-self._near[place][turn + 1][0], place, turn + 1))
