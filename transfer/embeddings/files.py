@@ -130,7 +130,7 @@ def _read_safetensors(file: Path) -> Contents:
         [os.fsdecode(text) for text in texts[name].split(b"\0")] if name in texts and len(vectors) else None
         for name in ("paths", "labels")
     )
-    return vectors, paths or [], meta, labels
+    return vectors, paths or [], meta, None if labels is None else [*labels]
 
 
 def _mapped(file: Path, offset: int, shape: Sequence[int]) -> np.ndarray:

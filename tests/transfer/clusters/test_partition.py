@@ -82,7 +82,7 @@ def test_hdbscan_finds_directions_and_leaves_outliers() -> None:
 )
 def test_what_cannot_be_clustered_is_one_line(vectors: np.ndarray, options: dict[str, object], said: str) -> None:
     with pytest.raises(UserError, match=said):
-        partition(ArrayRows(vectors.astype(np.float32)), **options)  # type: ignore[arg-type]
+        partition(ArrayRows(vectors.astype(np.float32)), **options)
 
 
 def test_embeddings_in_clusters(tmp_path: Path) -> None:

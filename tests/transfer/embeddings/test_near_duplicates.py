@@ -162,10 +162,10 @@ def test_a_group_says_which_file_to_keep(tmp_path: Path) -> None:
     assert wide[0].keep == "d.png"
     text = near.to_csv(tmp_path / "near.csv").read_text()
     rows = list(csv.reader(io.StringIO(text)))
-    size = str((tmp_path / "a.png").stat().st_size)
+    stored = str((tmp_path / "a.png").stat().st_size)
     assert rows[0] == ["group", "keep", "path", "cosine", "width", "height", "bytes"]
-    assert rows[1] == ["1", "yes", "./=b.png", "1.000000", "30", "20", size]
-    assert rows[2] == ["1", "no", "a.png", f"{np.cos(np.deg2rad(3)):.6f}", "30", "20", size]
+    assert rows[1] == ["1", "yes", "./=b.png", "1.000000", "30", "20", stored]
+    assert rows[2] == ["1", "no", "a.png", f"{np.cos(np.deg2rad(3)):.6f}", "30", "20", stored]
     assert rows[4] == ["1", "no", "gone.png", f"{np.cos(np.deg2rad(6)):.6f}", "", "", ""]
     assert repr(near).splitlines() == [
         "1 group of near-duplicates, 4 images in them; cosine from 0.9985",

@@ -171,6 +171,11 @@ class _Pictures:
         return self._small[row]
 
 
+def _altered(alter: Alteration, key: tuple[Purpose, int, int, int], plane: Image.Image) -> Image.Image:
+    """A plane of an image, altered by draws that depend on the key alone: the same for all of its planes."""
+    return alter(plane, generator(*key))
+
+
 def _copy_cosines(
     embeddings: Vectors, load: Network, pictures: _Pictures, rows: np.ndarray, *, seed: int, reporter: Reporter
 ) -> np.ndarray:
@@ -185,11 +190,11 @@ def _copy_cosines(
         for row in rows.tolist():
             image = pictures.open(row)
             for kind, alter in enumerate(ALTERATIONS.values()):
-                key = (Purpose.TRANSFER_VIEW, seed, kind, row)
-                yield each_channel(image, lambda plane, alter=alter, key=key: alter(plane, generator(*key)))
+                key = Purpose.TRANSFER_VIEW, seed, kind, row
+                yield each_channel(image, partial(_altered, alter, key))
 
     with reporter.progress("altered copies", len(rows) * len(ALTERATIONS)) as bar:
-        made = embed_images(network, network.transform, copies(), progress=bar.advance)  # type: ignore[arg-type]
+        made = embed_images(network, network.transform, copies(), progress=bar.advance)
     originals = torch.stack([embeddings.rows.rows(row, row + 1)[0] for row in rows.tolist()])
     unit = _unit(made).view(len(rows), len(ALTERATIONS), -1)
     cosines: np.ndarray = (unit * _unit(originals)[:, None]).sum(2).T.numpy()
