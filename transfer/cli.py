@@ -27,6 +27,7 @@ Evaluate a checkpoint on downstream tasks. --ckpt takes what excb.load takes, or
   excb-eval watch runs/rn18_small --data DIR --every 10m            each new checkpoint of a run, while it continues
   excb-eval embed --ckpt rn50_400ep --data PHOTOS --out photos.npz  a vector for every image, labelled or not
   excb-eval search --ckpt rn50_400ep --data PHOTOS --query a.jpg --out page.html    the nearest images; near-duplicates
+  excb-eval map --ckpt rn50_400ep --data PHOTOS --out map.html      images in the plane: hover, colours, lasso, search
   excb-eval overlap --train PHOTOS --test DIR --ckpt rn50_400ep     test images that were trained on; k-NN without them
   excb-eval linear ... --slurm partition=gpu,gpus=8,time=4:00:00    as a Slurm job
   excb-eval compare a.json b.json                                   is the difference real?
@@ -41,6 +42,7 @@ OTHERS = {
     "watch": "watch.cli:WATCH",
     "embed": "embeddings.cli:EMBED",
     "search": "embeddings.cli:SEARCH",
+    "map": "embeddings.maps:MAP",
     "features": "feature_commands:FEATURES",
     "compare": "compare_command:COMPARE",
     "overlap": "overlap.cli:OVERLAP",

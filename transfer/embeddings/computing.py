@@ -21,7 +21,7 @@ from excb.networks.backbone import weights_hash
 from ..opening import task_on
 from ..task import Task
 from .embeddings import Embeddings
-from .options import EmbedOptions
+from .options import AnyImagesOptions
 from .sources import any_images
 from .vectors import AT_ONCE, ChosenRows
 
@@ -32,7 +32,7 @@ NAMED = 3  # unreadable images that a warning names
 
 
 def open_embedding(
-    options: EmbedOptions, device: "torch.device", reporter: Reporter, images: Images | None = None
+    options: AnyImagesOptions, device: "torch.device", reporter: Reporter, images: Images | None = None
 ) -> Task:
     """Load the checkpoint and open the images that the options of `embed` and `search` name; all ranks call this."""
     data = images or all_succeed(

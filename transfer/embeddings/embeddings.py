@@ -1,7 +1,7 @@
 """Embeddings: a vector for every image, with its path and all that says how it was made; searched exactly."""
 
 import io
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -12,7 +12,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from excb.console import plural
+from excb.console import Reporter, plural
 from excb.errors import UserError, require
 from excb.images.decoding import BrokenImageError, open_image
 from excb.images.picture import is_picture
@@ -26,6 +26,10 @@ if TYPE_CHECKING:
     import pandas
 
     from excb.hub.backbone import Backbone
+
+    from ..map.columns import Values
+    from ..map.making import MapResult
+    from ..map.projection import Method
 
 
 class Match(NamedTuple):
@@ -203,6 +207,50 @@ class Embeddings(Vectors):
         from .duplicates import groups
 
         return [[self.paths[index] for index in group] for group in groups(self.rows, cosine)]
+
+    def map(
+        self,
+        file: str | Path,
+        *,
+        labels: "Values | None" = None,
+        colours: "Mapping[str, Values] | None" = None,
+        colour_by: str | None = None,
+        method: "Method" = "auto",
+        seed: int = 0,
+        pictures_mb: float = 32.0,
+        quiet: bool = False,
+    ) -> "MapResult":
+        """Write FILE.html: the images in the plane, with pictures, colours, search and selection.
+
+        Args:
+            file: the page, which needs no other file.
+            labels: one per image in their order, or by path; by default the embeddings' own, else class folders.
+            colours: more columns by name, likewise, such as clusters and predictions.
+            colour_by: the column that colours the map at first.
+            method: "umap", "tsne", or "auto": UMAP where umap-learn is installed.
+            seed: of the layout.
+            pictures_mb: megabytes of pictures at most.
+            quiet: no notes and no progress.
+
+        Returns:
+            The file, and the `projection` with the `points` [N, 2].
+
+        Raises:
+            UserError: Bokeh or UMAP is not installed, a column does not fit the images, or the file cannot be written.
+        """
+        from .maps import draw_map
+
+        return draw_map(
+            self,
+            Path(file),
+            labels=labels,
+            colours=colours,
+            colour_by=colour_by,
+            method=method,
+            seed=seed,
+            pictures_mb=pictures_mb,
+            reporter=Reporter(quiet=quiet),
+        )
 
     def save(self, file: str | Path) -> Path:
         """Write FILE.npz, FILE.parquet or FILE.safetensors, in flat memory; `Embeddings.load` reads each.

@@ -1,4 +1,4 @@
-"""Options of `embed` and `search`."""
+"""Options of `embed` and `search`, and those of all commands on images with labels or not."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,8 +11,8 @@ from ..options import PassOptions
 
 
 @dataclass(frozen=True, kw_only=True)
-class EmbedOptions(PassOptions):
-    """Images with labels or not, and an index of their vectors."""
+class AnyImagesOptions(PassOptions):
+    """Images with labels or not."""
 
     data: str | None = option(
         None, "images in folders of any depth, with labels or not; shards; hf:ID ...", metavar="SOURCE", group="images"
@@ -21,6 +21,12 @@ class EmbedOptions(PassOptions):
         None, "a file with one image path per line, below --data", metavar="FILE", flag="list", group="images"
     )
     data_root: Path | None = option(None, "folder with torchvision's data sets", metavar="DIR", group="images")
+
+
+@dataclass(frozen=True, kw_only=True)
+class EmbedOptions(AnyImagesOptions):
+    """An index of the vectors."""
+
     index: Path | None = option(
         None,
         "write a FAISS index of unit vectors here too, and FILE.json",
