@@ -10,6 +10,7 @@ from excb.version import __version__
 # Their types are in __init__.pyi.
 _PUBLIC = {
     "Backbone": "excb.hub.backbone",
+    "Encoder": "excb.hub.encoder",
     "ExCB": "excb.method",
     "UserError": "excb.errors",
     "checkpoints": "excb.hub.catalogue",
@@ -32,6 +33,7 @@ __all__ = [
     "Backbone",
     "Embedder",
     "Embeddings",
+    "Encoder",
     "ExCB",
     "Result",
     "Run",

@@ -5,6 +5,7 @@ import warnings
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, overload
 
 import numpy as np
@@ -16,6 +17,7 @@ from excb.files.regular import refuse_special
 from excb.images import depth
 from excb.images.formats.known import DAMAGE
 from excb.images.formats.plugins import is_raw, open_pillow, raw_sizes
+from excb.images.formats.video import stored_file
 from excb.images.pixels import EIGHT_BIT, BrokenImageError, Notice, Pixels, PixelsError, Source
 
 __all__ = ["DAMAGE", "BrokenImageError", "PixelsError", "Source", "open_image", "open_smaller", "to_rgb"]
@@ -64,7 +66,7 @@ def open_smaller(
     """
     try:
         # Pillow warns of large images and of odd metadata. The user cannot fix them, and they do not change the pixels.
-        refuse_special(source)
+        refuse_special(stored_file(source) if isinstance(source, Path) else source)
         with warnings.catch_warnings(action="ignore"), open_pillow(source) as image:
             if not pixels.plain or depth.is_deep(image):
                 return _opened(depth.upright(depth.mapped(image, pixels, source, notice), image))

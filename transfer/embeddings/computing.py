@@ -36,7 +36,9 @@ def open_embedding(
 ) -> Task:
     """Load the checkpoint and open the images that the options of `embed` and `search` name; all ranks call this."""
     data = images or all_succeed(
-        lambda: any_images(options.data, options.listed, data_root=options.data_root, note=reporter.note)
+        lambda: any_images(
+            options.data, options.listed, every=options.every, data_root=options.data_root, note=reporter.note
+        )
     )
     ledger_of(data).tell(reporter)
     return task_on(options, data, data, device, reporter=reporter)

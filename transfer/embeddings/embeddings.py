@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from ..map.columns import Values
     from ..map.making import MapResult
     from ..map.projection import Method
+    from .exporting import Labels
 
 
 class Match(NamedTuple):
@@ -212,7 +213,7 @@ class Embeddings(Vectors):
         self,
         file: str | Path,
         *,
-        labels: "Values | None" = None,
+        labels: "Labels | None" = None,
         colours: "Mapping[str, Values] | None" = None,
         colour_by: str | None = None,
         method: "Method" = "auto",
@@ -271,6 +272,51 @@ class Embeddings(Vectors):
         from .index import write_index
 
         return write_index(self, Path(file))
+
+    def to_fiftyone(self, name: str | None = None, *, labels: "Labels | None" = None) -> Any:
+        """A `fiftyone.Dataset` of the images' files, with the fields `embedding` and `ground_truth`.
+
+        Args:
+            name: under which FiftyOne keeps it; without one, it forgets it when Python ends.
+            labels: as `map` takes them.
+
+        Raises:
+            UserError: FiftyOne is not installed, it has a data set of that name, or the images are not files.
+        """
+        from ..exports.fiftyone import make_fiftyone
+        from .exporting import exported
+
+        return make_fiftyone(exported(self, labels), name)
+
+    def to_lance(self, place: str | Path, *, labels: "Labels | None" = None) -> Path:
+        """Write a Lance data set, FOLDER.lance: `path`, `vector` and `label`. LanceDB opens it as a table.
+
+        Raises:
+            UserError: pylance is not installed, the name ends otherwise, or the place is taken or cannot be written.
+        """
+        from ..exports.lance import write_lance
+        from .exporting import exported
+
+        return write_lance(exported(self, labels), Path(place))
+
+    def to_qdrant(self, client: Any, collection: str, *, labels: "Labels | None" = None) -> int:
+        """Fill a new collection of Qdrant with cosine distance: row as id, and `path`, `root` and `label`.
+
+        Args:
+            client: a `qdrant_client.QdrantClient`, or a folder for Qdrant's local mode.
+            collection: its name.
+            labels: as `map` takes them.
+
+        Returns:
+            The number of points.
+
+        Raises:
+            UserError: qdrant-client is not installed, or there is such a collection already.
+        """
+        from ..exports.qdrant import write_qdrant
+        from .exporting import exported
+
+        return write_qdrant(exported(self, labels), client, collection)
 
     @classmethod
     def load(cls, file: str | Path) -> "Embeddings":

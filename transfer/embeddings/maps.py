@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from ..map.projection import Method
     from ..map.sprites import OpenPicture
     from .embeddings import Embeddings
+    from .exporting import Labels
     from .vectors import Vectors
 
 PICTURES_MB = 32.0  # of pictures on a page
@@ -113,7 +114,7 @@ def draw_map(
     made: "Vectors",
     file: Path,
     *,
-    labels: "Values | None" = None,
+    labels: "Labels | None" = None,
     colours: "Mapping[str, Values] | None" = None,
     tables: Sequence[Path] = (),
     colour_by: str | None = None,
@@ -144,18 +145,19 @@ def draw_map(
     from excb.images.pixels import EIGHT_BIT, Pixels
 
     from ..map.making import files_below, known_columns, make_map
+    from .exporting import labels_of
 
     prepared = made.model.get("preprocessing") or {}
     pixels = Pixels.from_dict(prepared["pixels"]) if "pixels" in prepared else EIGHT_BIT
-    notes = list[str]()
-    own = getattr(made, "labels", None) if labels is None else labels
+    notes, own = list[str](), labels_of(made, labels)
+    columns = known_columns(made.paths, own, colours or {}, tables, root=made.root, note=notes.append)
     return make_map(
         np.concatenate(list(made.parts())),
         made.paths,
         file,
         root=made.root,
         network=str(made.model.get("name")),
-        columns=known_columns(made.paths, own, colours or {}, tables, root=made.root, note=notes.append),
+        columns=columns,
         colour_by=colour_by,
         method=method,
         seed=seed,
@@ -174,7 +176,9 @@ def _opener(options: MapOptions, made: "Vectors") -> "OpenPicture | None":
 
     if options.data is None or Path(made.root).is_dir():
         return None
-    images = any_images(options.data, options.listed, data_root=options.data_root, note=lambda _line: None)
+    images = any_images(
+        options.data, options.listed, every=options.every, data_root=options.data_root, note=lambda _line: None
+    )
     numbers = {path: number for number, path in enumerate(images.paths)}
     return lambda row, _side: visible_rgb(images.open(numbers[made.paths[row]]))
 

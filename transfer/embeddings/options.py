@@ -5,6 +5,7 @@ from pathlib import Path
 
 from excb.cli import local_path
 from excb.errors import require
+from excb.images.formats.video import stored_file
 from excb.options import option
 
 from ..options import PassOptions
@@ -19,6 +20,12 @@ class AnyImagesOptions(PassOptions):
     )
     listed: Path | None = option(
         None, "a file with one image path per line, below --data", metavar="FILE", flag="list", group="images"
+    )
+    every: float | None = option(
+        None,
+        "also take a frame of each video every so many seconds (default: only of a video that --data names, every 1)",
+        metavar="SECONDS",
+        group="images",
     )
     data_root: Path | None = option(None, "folder with torchvision's data sets", metavar="DIR", group="images")
 
@@ -48,5 +55,5 @@ class SearchOptions(EmbedOptions):
     def check(self) -> None:
         """Raise UserError where a query is not a file, or k is not positive."""
         require(self.k >= 1, "--k must be at least 1")
-        missing = [name for name in self.query if not Path(name).is_file()]
+        missing = [name for name in self.query if not stored_file(Path(name)).is_file()]
         require(not missing, f"--query {missing[:1] and missing[0]}: no such file")

@@ -100,12 +100,6 @@ def _natural(text: str) -> tuple[bool, float, str]:
     return (number is None, number or 0.0, text)
 
 
-def class_folders(paths: Sequence[str]) -> list[str] | None:
-    """The first folder of every path, where each has one and there are at least two; else None."""
-    tops = [path.split("/", 1)[0] for path in paths]
-    return tops if len(set(tops)) > 1 and all("/" in path for path in paths) else None
-
-
 def read_columns(file: Path, paths: Sequence[str], root: str) -> tuple[list[Column], int]:
     """The columns of a table, a CSV or Parquet file with a column of paths, for the images.
 

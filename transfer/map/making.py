@@ -15,7 +15,7 @@ from excb.images.picture import visible_rgb
 from excb.images.pixels import EIGHT_BIT, Pixels
 from excb.results.result import folder_name
 
-from .columns import LABEL, Column, Values, class_folders, column_of, read_columns
+from .columns import LABEL, Column, Values, column_of, read_columns
 from .page import render_map, require_bokeh
 from .projection import Method, Projection, project
 from .sprites import OpenPicture, make_sprites
@@ -131,7 +131,7 @@ def known_columns(
     root: str,
     note: Callable[[str], Any],
 ) -> list[Column]:
-    """The columns of a map: labels, by default class folders; then what was given by name, then tables.
+    """The columns of a map: labels; then what was given by name, then tables.
 
     Of two columns of one name the later counts.
 
@@ -139,10 +139,8 @@ def known_columns(
         UserError: a column does not fit the images, or a table cannot be used.
     """
     columns = dict[str, Column]()
-    several = labels.values() if isinstance(labels, Mapping) else () if labels is None else labels
-    given = labels if any(each is not None for each in several) else class_folders(paths)
-    if given is not None:
-        columns[LABEL] = column_of(LABEL, given, paths)
+    if labels is not None:
+        columns[LABEL] = column_of(LABEL, labels, paths)
     columns |= {name: column_of(name, values, paths) for name, values in colours.items()}
     for table in tables:
         read, strangers = read_columns(table, paths, root)
