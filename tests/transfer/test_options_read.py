@@ -42,6 +42,10 @@ RUNS: dict[str, tuple[str, ...]] = {
     "watch": ("{place}/run --data {place}/data --once --device cpu --workers 0 --out {out}/watch",),
     "embed": (f"{_TASK} --out {{out}}/a.npz",),
     "search": (f"{_TASK} --query {{place}}/data/test/ant/0.png --near-duplicates 0.9 --out {{out}}/page.html",),
+    "map": (
+        f"{_TASK} --method tsne --labels {{place}}/known.csv --colour-by kind --out {{out}}/map.html",
+        "--embeddings {place}/vectors.npz --device cpu --dry-run",
+    ),
     "features": (f"{_TASK} --out {{out}}/a.npz",),
     "compare": ("{place}/results/knn.json {place}/results/knn.json",),
     "overlap": (f"{_RUN} --train {{place}}/data/train --test {{place}}/data/test --bits 3 --cosine 0.9 --calibrate 0",),

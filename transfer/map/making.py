@@ -86,28 +86,28 @@ def make_map(
     opener = open_picture or files_below(root, paths)
     with reporter.progress("pictures of the map", len(paths)) as bar:
         sprites = make_sprites(len(paths), opener, budget=round(1e6 * pictures_mb), progress=bar.advance)
-    told = list(notes)
+    reported = list(notes)
     if sprites.unread:
-        told.append(f"no picture of {plural(sprites.unread, 'image')}: cannot be opened below {root}")
+        reported.append(f"no picture of {plural(sprites.unread, 'image')}: cannot be opened below {root}")
     if sprites.left:
-        told.append(
+        reported.append(
             f"no picture of {sprites.left:,} of {plural(len(paths), 'image')}: {pictures_mb:g} MB are full "
             "(--pictures-mb takes more)"
         )
-    for line in told:
+    for line in reported:
         reporter.note(line)
     page = render_map(
         projection,
         paths,
         columns,
         sprites,
-        title=f"Map of {Path(root).name or root}",
+        title=f"Map of {folder_name(root)}",
         subtitles=[f"{plural(len(paths), 'image')} in {folder_name(root)}", f"features of {network}"],
         colour_by=colour_by,
-        notes=told,
+        notes=reported,
     )
     write_text(page, file)
-    return MapResult(file, projection, tuple(column.name for column in columns), tuple(told))
+    return MapResult(file, projection, tuple(column.name for column in columns), tuple(reported))
 
 
 def files_below(root: str, paths: Sequence[str], pixels: Pixels = EIGHT_BIT) -> OpenPicture:

@@ -14,7 +14,7 @@ NAMES = {"umap": "UMAP", "tsne": "t-SNE"}
 NEIGHBOURS = 15  # UMAP's default
 PERPLEXITY = 30.0  # scikit-learn's default; fewer images take a third of their number
 COMPONENTS = 50  # principal components that t-SNE starts from, as its authors do
-FEWEST = 20  # images that UMAP needs for a graph of neighbours
+FEWEST, FEWEST_TSNE = 20, 6  # images that UMAP needs for a graph of neighbours, and t-SNE for a layout
 
 
 @dataclass(frozen=True)
@@ -42,8 +42,9 @@ def project(vectors: np.ndarray, method: Method = "auto", *, seed: int = 0) -> P
     started = time.perf_counter()
     norms = np.linalg.norm(vectors.astype(np.float64), axis=1, keepdims=True)
     unit = (vectors / np.maximum(norms, 1e-12)).astype(np.float32)
-    if len(unit) < 4:  # too few for either: side by side
-        points = np.stack([np.arange(len(unit)), np.zeros(len(unit))], axis=1)
+    if len(unit) < FEWEST_TSNE:  # in a circle
+        turns = 2 * np.pi * np.arange(len(unit)) / len(unit)
+        points = np.stack([np.cos(turns), np.sin(turns)], axis=1)
     else:
         points = _umap(unit, seed) if chosen == "umap" else _tsne(unit, seed)
     return Projection(points.astype(np.float32), NAMES[chosen], time.perf_counter() - started)
