@@ -70,6 +70,9 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write_pairs(place / "pairs")
     write_set(place / "masks")
     write_coco(place / "coco")
+    (place / "known.csv").write_text("path,kind\ntest/ant/0.png,small\n")
+    embed = ["embed", *_TASK.format(place=place).split(), "--quiet", "--out", f"{place}/vectors.npz"]
+    assert main(embed) == 0
     assert main(["knn", *_TASK.format(place=place).split(), "--quiet", "--out", f"{place}/results/knn.json"]) == 0
     return place
 

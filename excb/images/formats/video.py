@@ -60,7 +60,8 @@ def frame_paths(video: Path, path: str, every: float) -> list[str]:
         UserError: `every` is too short.
     """
     require(every >= SHORTEST, f"frames are at least {SHORTEST:g} s apart, not {every:g}: choose another --every")
-    with _opened(video) as (container, stream):
+    container, stream = _opened(video)
+    with _as_os_errors(), container:
         seconds = _duration(container, stream)
     times = takewhile(lambda time: time < seconds - _EARLY, (every * number for number in count(1)))
     return [f"{path}#{time:.2f}s" for time in (0.0, *times)]
@@ -77,6 +78,8 @@ def open_frame(video: Path, seconds: float) -> Image.Image:
     global _reader  # noqa: PLW0603 - one open video per process: frames are usually read in their order
     stamp = video.stat()
     key = (os.getpid(), video.absolute(), stamp.st_size, stamp.st_mtime_ns)
+    if _reader is not None and _reader.key[0] != key[0]:
+        _INHERITED.append(_reader)
     if _reader is None or _reader.key != key:
         _reader = _Reader(key, video)
     try:
@@ -91,8 +94,7 @@ class _Reader:
 
     def __init__(self, key: Any, video: Path) -> None:
         self.key = key
-        self._open = _opened(video)
-        self._container, self._stream = self._open.__enter__()
+        self._container, self._stream = _opened(video)
         self._frames: Iterator[Any] = iter(())
         self._current: Any = None
         self._next: Any = None
@@ -120,6 +122,8 @@ class _Reader:
 
 
 _reader: _Reader | None = None
+# Of a forked process: readers of its parent. Closing one would wait for decoder threads, which only the parent has.
+_INHERITED: list[_Reader] = []
 
 
 @contextmanager
@@ -133,17 +137,18 @@ def _as_os_errors() -> Iterator[None]:
         raise OSError(f"FFmpeg: {error.strerror or error}") from None
 
 
-@contextmanager
-def _opened(video: Path) -> Iterator[tuple[Any, Any]]:
-    """PyAV's container of a video and its stream of pictures."""
+def _opened(video: Path) -> tuple[Any, Any]:
+    """PyAV's container of a video and its stream of pictures. Raises OSError."""
     if not is_installed():
         raise OSError(f"videos need an extra: {ADVICE}")
     import av
 
-    with _as_os_errors(), av.open(str(video)) as container:
-        if not container.streams.video:
-            raise OSError("it has no pictures")
-        yield container, container.streams.video[0]
+    with _as_os_errors():
+        container = av.open(str(video))
+    if not container.streams.video:
+        container.close()
+        raise OSError("it has no pictures")
+    return container, container.streams.video[0]
 
 
 def _duration(container: Any, stream: Any) -> float:

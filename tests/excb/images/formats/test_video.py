@@ -72,10 +72,10 @@ def test_a_turned_video_is_shown_upright(clip: Path, tmp_path: Path) -> None:
 
 
 def test_a_damaged_video_and_a_missing_frame_are_counted(clip: Path, tmp_path: Path) -> None:
-    write_photos(tmp_path, 2)
+    write_photos(tmp_path, 4)
     (tmp_path / "bad.mp4").write_bytes(b"no video")
     images = scan_folder(tmp_path, every=1.0)
-    assert len(images) == 3
+    assert len(images) == 5
     assert images.ledger.lines() == ["left out of the images: 1 .mp4 (such as bad.mp4: it cannot be read)"]
     with pytest.raises(BrokenImageError, match="OSError"):
         open_image(Path(f"{tmp_path / 'bad.mp4'}#1.00s"))
@@ -84,7 +84,7 @@ def test_a_damaged_video_and_a_missing_frame_are_counted(clip: Path, tmp_path: P
 
 
 def test_without_the_extra_videos_are_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    write_photos(tmp_path, 2)
+    write_photos(tmp_path, 4)
     (tmp_path / "a.MOV").write_bytes(b"video")
     monkeypatch.setattr(video, "is_installed", lambda: False)
     assert scan_folder(tmp_path).ledger.lines() == ["left out of the images: 1 .mov"]
@@ -101,8 +101,8 @@ def test_a_clip_is_embedded_and_searched(clip: Path, tmp_path: Path) -> None:
     wanted = [(np.array(colour_at(time)) * 5 / 6 + 255 / 6) / 255 for time in times]
     assert np.abs(made.vectors - wanted).max() < 0.03
     assert made.search(Path(made.paths[2]), k=1)[0].path == made.paths[2]
-    write_photos(tmp_path / "photos", 3)
+    write_photos(tmp_path / "photos", 4)
     (tmp_path / "photos" / "clip.mp4").write_bytes(clip.read_bytes())
     both = excb.embed(Means(), tmp_path / "photos", every=10.0, quiet=True)
     assert [path for path in both.paths if "#" in path] == ["clip.mp4#0.00s", "clip.mp4#10.00s"]
-    assert len(both) == 6
+    assert len(both) == 7
