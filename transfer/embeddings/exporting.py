@@ -14,10 +14,12 @@ Labels = Sequence[Any] | Mapping[str, Any]  # one per image in their order, or b
 
 def exported(made: Vectors, labels: Labels | None = None) -> ExportedImages:
     """Embeddings to hand over. Raises UserError if there are other labels than images."""
-    return ExportedImages(made.rows, made.paths, made.root, labels_of(made, labels), str(made.model.get("name")))
+    return ExportedImages(
+        made.rows, made.paths, made.root, labels_or_folders(made, labels), str(made.model.get("name"))
+    )
 
 
-def labels_of(made: Vectors, labels: Labels | None = None) -> list[str | None] | None:
+def labels_or_folders(made: Vectors, labels: Labels | None = None) -> list[str | None] | None:
     """The label of every image: given, or its own, or its class folder; None where no image has any.
 
     Raises:

@@ -145,11 +145,11 @@ def draw_map(
     from excb.images.pixels import EIGHT_BIT, Pixels
 
     from ..map.making import files_below, known_columns, make_map
-    from .exporting import labels_of
+    from .exporting import labels_or_folders
 
     prepared = made.model.get("preprocessing") or {}
     pixels = Pixels.from_dict(prepared["pixels"]) if "pixels" in prepared else EIGHT_BIT
-    notes, own = list[str](), labels_of(made, labels)
+    notes, own = list[str](), labels_or_folders(made, labels)
     columns = known_columns(made.paths, own, colours or {}, tables, root=made.root, note=notes.append)
     return make_map(
         np.concatenate(list(made.parts())),

@@ -122,7 +122,6 @@ def _plot(points: np.ndarray, size: float) -> Any:
         toolbar_location="above",
         x_range=Range1d(-1.05, 1.05),
         y_range=Range1d(-1.05, 1.05),
-        match_aspect=True,
         background_fill_color=None,
         border_fill_color=None,
         outline_line_color=None,

@@ -287,6 +287,7 @@ function showSelection() {
   if (found.length === 1) showCard(found[0]);
 }
 
+// Shows these images, at one scale in both directions.
 function zoomTo(found) {
   const { x, y } = source.data;
   let [left, right, bottom, top] = [Infinity, -Infinity, Infinity, -Infinity];
@@ -299,8 +300,9 @@ function zoomTo(found) {
   const frame = plotView.frame.bbox;
   const wide = Math.max(1, frame.width / frame.height);
   const high = Math.max(1, frame.height / frame.width);
-  plot.x_range.setv({ start: across - half * wide, end: across + half * wide });
-  plot.y_range.setv({ start: up - half * high, end: up + half * high });
+  const range = (middle, reach) => ({ start: middle - reach, end: middle + reach });
+  plot.x_range.setv(range(across, half * wide));
+  plot.y_range.setv(range(up, half * high));
 }
 
 // ---- Export ---------------------------------------------------------------------------------------------------------
@@ -360,6 +362,9 @@ async function start() {
   };
   $("export").onclick = exportCsv;
   showSelection();
+  await new Promise(requestAnimationFrame); // Bokeh has laid it out
+  zoomTo(order);
+  for (const each of [plot.x_range, plot.y_range]) each.setv({ reset_start: each.start, reset_end: each.end });
 }
 
 const ready = start();

@@ -97,7 +97,7 @@ def test_settings_are_those_of_the_moment(files: list[str], expected: np.ndarray
         "check_parameters_default_constructible",
         "check_get_params_invariance",
         "check_set_params",
-        "check_do_not_raise_errors_in_init_or_set_param",
+        "check_do_not_raise_errors_in_init_or_set_params",
         "check_mixin_order",
     ],
 )

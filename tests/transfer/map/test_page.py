@@ -120,6 +120,15 @@ def test_search_selects_by_path_and_by_label(page: Page) -> None:
 
 
 @pytest.mark.browser
+def test_both_directions_have_one_scale(page: Page) -> None:
+    shown = page.run(
+        "(() => { const { width, height } = plotView.frame.bbox, { x_range, y_range } = plot;"
+        " return [width / (x_range.end - x_range.start), height / (y_range.end - y_range.start)]; })()"
+    )
+    assert shown[0] == pytest.approx(shown[1], rel=1e-3)
+
+
+@pytest.mark.browser
 def test_a_lasso_selects_what_it_surrounds(page: Page) -> None:
     page.run(
         "(() => { for (const tool of plot.toolbar.tools) if (tool.type === 'LassoSelectTool') tool.active = true; })()"
