@@ -32,7 +32,7 @@ PICTURES_MB = 32.0  # of pictures on a page
 
 @dataclass(frozen=True, kw_only=True)
 class MapOptions(AnyImagesOptions):
-    """What is laid out, by which method, and what colours it."""
+    """The vectors, the layout and its colours."""
 
     ckpt: Any = option(None, CKPT, metavar="PATH", group="checkpoint and images")
     embeddings: Path | None = option(
