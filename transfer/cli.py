@@ -42,7 +42,7 @@ OTHERS = {
     "watch": "watch.cli:WATCH",
     "embed": "embeddings.cli:EMBED",
     "search": "embeddings.cli:SEARCH",
-    "map": "embeddings.maps:MAP",
+    "map": "embeddings.map_command:MAP",
     "features": "feature_commands:FEATURES",
     "compare": "compare_command:COMPARE",
     "overlap": "overlap.cli:OVERLAP",
