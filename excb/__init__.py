@@ -10,6 +10,7 @@ from excb.version import __version__
 # Their types are in __init__.pyi.
 _PUBLIC = {
     "Backbone": "excb.hub.backbone",
+    "Encoder": "excb.hub.encoder",
     "ExCB": "excb.method",
     "UserError": "excb.errors",
     "checkpoints": "excb.hub.catalogue",
@@ -33,6 +34,7 @@ __all__ = [
     "Backbone",
     "Embedder",
     "Embeddings",
+    "Encoder",
     "ExCB",
     "Photos",
     "Result",

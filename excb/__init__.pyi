@@ -3,6 +3,7 @@
 from excb.errors import UserError as UserError
 from excb.hub.backbone import Backbone as Backbone
 from excb.hub.catalogue import checkpoints as checkpoints
+from excb.hub.encoder import Encoder as Encoder
 from excb.hub.loading import load as load
 from excb.images.grid import image_grid as image_grid
 from excb.method import ExCB as ExCB
@@ -24,6 +25,7 @@ __all__ = [
     "Backbone",
     "Embedder",
     "Embeddings",
+    "Encoder",
     "ExCB",
     "Result",
     "Run",

@@ -32,6 +32,7 @@ class Page:
     def __init__(self, requests: int, answers: int) -> None:
         self._requests, self._answers = requests, answers
         self._rest, self._count, self._session, self._loaded = b"", 0, "", False
+        self._down = False
         self.problems: list[str] = []
         target = self._ask("Target.createTarget", url="about:blank")["targetId"]
         self._session = self._ask("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
@@ -74,6 +75,16 @@ class Page:
         """Write text where the focus is."""
         self._ask("Input.insertText", text=text)
         self.settle()
+
+    def mouse(self, kind: str, x: float, y: float) -> None:
+        """Move, press or release the left button of a mouse: "mouseMoved", "mousePressed" or "mouseReleased"."""
+        self._down = kind == "mousePressed" or (kind == "mouseMoved" and self._down)
+        held = {"button": "left", "clickCount": 1} if self._down or kind == "mouseReleased" else {}
+        self._ask("Input.dispatchMouseEvent", type=kind, x=x, y=y, buttons=int(self._down), **held)
+
+    def wheel(self, x: float, y: float, turned: float) -> None:
+        """Turn the wheel by so many pixels, down where they are positive."""
+        self._ask("Input.dispatchMouseEvent", type="mouseWheel", x=x, y=y, deltaX=0, deltaY=turned)
 
     def size(self, width: int, height: int, *, phone: bool = False) -> None:
         """Make the window so large, in CSS pixels."""

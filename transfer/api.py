@@ -43,11 +43,12 @@ def embed(
 
     Args:
         ckpt: anything that `excb.load` takes; or a Backbone, or an `nn.Module` with a transform (`excb.evaluate`).
-        images: a folder of any depth, shards, "torchvision:NAME" or "hf:ID"; or files, PIL images, uint8 arrays
-            [H, W, 3], mixed sizes, one or several.
+        images: a folder of any depth, a video, shards, "torchvision:NAME" or "hf:ID"; or files, PIL images, uint8
+            arrays [H, W, 3], mixed sizes, one or several.
         out: write them to this file, .npz, .parquet or .safetensors; `.save(FILE)` does it later.
         quiet: no notes and no progress.
-        options: of the command, with _ for -: `batch_size=128`, `workers=4`, `resize=256`, `crop=224`, `listed=FILE`.
+        options: of the command, with _ for -: `batch_size=128`, `workers=4`, `resize=256`, `crop=224`, `listed=FILE`;
+            `every=1.0` takes a frame of each video every second.
 
     Returns:
         The embeddings, with `.vectors` [N, D] float32, `.paths`, `.labels`, `.search(query, k)`, `.near_duplicates()`,
@@ -70,7 +71,7 @@ def embed(
         check_vectors_file(Path(out))
     refused = {name: why for name, why in FROM_SHELL.items() if name != "out"}
     refused |= {"index": "the embeddings have .save_index(FILE)"}
-    given = given_images(images)
+    given = given_images(images, options.get("every"))
     if isinstance(ckpt, nn.Module) and "device" not in options:
         options["device"] = device_of(ckpt)
     if isinstance(given, Pictures):

@@ -28,6 +28,7 @@ Evaluate a checkpoint on downstream tasks. --ckpt takes what excb.load takes, or
   excb-eval photos PHOTOS --labels labels.csv                       the best network, guesses, what to label next
   excb-eval embed --ckpt rn50_400ep --data PHOTOS --out photos.npz  a vector for every image, labelled or not
   excb-eval search --ckpt rn50_400ep --data PHOTOS --query a.jpg --out page.html    the nearest images; near-duplicates
+  excb-eval map --ckpt rn50_400ep --data PHOTOS --out map.html      images in the plane: hover, colours, lasso, search
   excb-eval overlap --train PHOTOS --test DIR --ckpt rn50_400ep     test images that were trained on; k-NN without them
   excb-eval linear ... --slurm partition=gpu,gpus=8,time=4:00:00    as a Slurm job
   excb-eval compare a.json b.json                                   is the difference real?
@@ -43,6 +44,7 @@ OTHERS = {
     "embed": "embeddings.cli:EMBED",
     "search": "embeddings.cli:SEARCH",
     "photos": "photos.cli:PHOTOS",
+    "map": "embeddings.map_command:MAP",
     "features": "feature_commands:FEATURES",
     "compare": "compare_command:COMPARE",
     "overlap": "overlap.cli:OVERLAP",

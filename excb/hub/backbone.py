@@ -13,6 +13,8 @@ from excb.networks.preprocessing import Preprocessing
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    import numpy as np
+
     from excb.hub.trained_heads import Heads
     from excb.images.picture import Picture
     from excb.networks.outputs import Output
@@ -89,3 +91,33 @@ class Backbone(nn.Module):
             f"an embedding is a vector, and this backbone returns a {self.features}: load it with features='pool'",
         )
         return embed_images(self, self.transform, images, batch=batch)
+
+    def encode(
+        self,
+        images: "Iterable[Picture] | Picture",
+        *,
+        batch_size: int = 32,
+        normalize_embeddings: bool = False,
+        convert_to_tensor: bool = False,
+    ) -> "np.ndarray | Tensor":
+        """`embed` with the arguments of sentence-transformers' `encode`, for programs that are written for that.
+
+        Args:
+            images: as `embed` takes them.
+            batch_size: images at once.
+            normalize_embeddings: whether vectors have length 1.
+            convert_to_tensor: a tensor on the CPU instead of an array.
+
+        Returns:
+            float32 [N, D] of several images, [D] of one.
+
+        Raises:
+            UserError: see `embed`.
+        """
+        from excb.images.picture import is_picture
+
+        rows = self.embed(images, batch=batch_size)
+        if normalize_embeddings:
+            rows = nn.functional.normalize(rows, dim=1)
+        made = rows[0] if is_picture(images) else rows
+        return made if convert_to_tensor else made.numpy()

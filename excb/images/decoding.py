@@ -16,6 +16,7 @@ from excb.files.regular import refuse_special
 from excb.images import depth
 from excb.images.formats.known import DAMAGE
 from excb.images.formats.plugins import is_raw, open_pillow, raw_sizes
+from excb.images.formats.video import frame_of
 from excb.images.pixels import EIGHT_BIT, BrokenImageError, Notice, Pixels, PixelsError, Source
 
 __all__ = ["DAMAGE", "BrokenImageError", "PixelsError", "Source", "open_image", "open_smaller", "to_rgb"]
@@ -65,7 +66,7 @@ def open_smaller(
     """
     try:
         # Pillow warns of large images and of odd metadata. The user cannot fix them, and they do not change the pixels.
-        refuse_special(source)
+        _refuse_special(source)
         with warnings.catch_warnings(action="ignore"), open_pillow(source) as image:
             if not pixels.plain or depth.is_deep(image):
                 return _opened(depth.upright(depth.mapped(image, pixels, source, notice), image))
@@ -96,6 +97,12 @@ def _opened(channels: np.ndarray) -> tuple[Any, tuple[int, int]]:
     return (Image.fromarray(channels) if channels.shape[2] == 3 else channels), size
 
 
+def _refuse_special(source: Source) -> None:
+    """`refuse_special` of the file that holds an image: of a frame, its video."""
+    frame = frame_of(source)
+    refuse_special(source if frame is None else frame[0])
+
+
 def _other_values(source: Source, pixels: Pixels) -> np.ndarray | None:
     """Stored values [H, W, C] of a file that Pillow does not know, or None. Raises BrokenImageError."""
     try:
@@ -122,7 +129,7 @@ def _orientation(image: Image.Image) -> int:
 def stored_and_upright_size(source: Source) -> tuple[tuple[int, int], tuple[int, int]]:
     """Width and height as stored and as `open_image` returns them, without decoding. Raises BrokenImageError."""
     try:
-        refuse_special(source)
+        _refuse_special(source)
         if is_raw(source):
             return raw_sizes(source)
         with warnings.catch_warnings(action="ignore"), open_pillow(source) as image:  # as `open_image`

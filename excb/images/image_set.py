@@ -9,6 +9,7 @@ from typing import Any, Protocol, TypeVar, runtime_checkable
 import numpy as np
 
 from excb.images.decoding import Source, open_image
+from excb.images.formats.video import stored_file
 from excb.images.pixels import EIGHT_BIT, ClippedImages, Pixels, notice_of, pixels_of
 from excb.ledger import NAMED, NOTHING, Ledger, LedgerEntry
 
@@ -144,7 +145,7 @@ def with_doubts(images: AnyImages, found: Ledger) -> AnyImages:
 def stamp_of(*files: Path) -> str:
     """Sizes and modification times of files; "none" if one is missing, which opening the image reports."""
     try:
-        known = [file.stat() for file in files]
+        known = [stored_file(file).stat() for file in files]
     except (OSError, ValueError):  # ValueError: a zero byte in the name
         return "none"
     return " ".join(f"{status.st_size} {status.st_mtime_ns}" for status in known)

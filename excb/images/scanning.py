@@ -8,14 +8,16 @@ import numpy as np
 
 from excb.errors import UserError, nearest_path
 from excb.files.regular import is_folder, unreadable
+from excb.images.formats import video
 from excb.images.formats.known import EXTENSIONS, Kind, extension_of, kind_of_extension, kind_of_file
+from excb.images.formats.plugins import Extra
 from excb.images.image_set import Images, ImageSet, ScannedImages
 from excb.ledger import Ledger, Tally
 
 AGAIN = "links to a folder above them, or to one that is searched already"
 
 
-def scan_folder(folder: Path | str) -> ImageSet:
+def scan_folder(folder: Path | str, *, every: float | None = None) -> ImageSet:
     """Find the images below a folder, at any depth, in an order that depends on their names only.
 
     If every image is in a sub-folder and there are at least two of them, the first-level sub-folders are the classes.
@@ -25,18 +27,22 @@ def scan_folder(folder: Path | str) -> ImageSet:
     A link to a folder elsewhere is followed, once. One that leads to a folder which is searched anyway, or above the
     link, is not: its images would be taken twice, or images that nobody named.
 
+    Args:
+        folder: to search.
+        every: seconds between the frames that are taken of each video; None takes none.
+
     Raises:
         UserError: the folder is missing or holds no image, or a folder in it cannot be read.
     """
     root = Path(folder)
     if not root.is_dir():
         raise UserError(f"no folder {root}: name the folder that holds your images{nearest_path(root)}")
-    paths, ledger = find_images(root)
+    paths, ledger = find_images(root, every=every)
     if not paths:
         tars = f"; name tars as '{root}/*.tar'" if any(root.glob("*.tar")) else ""
         found = "".join(f" ({line})" for line in ledger.lines())
         raise UserError(f"no image below {root}: it needs files ending in {' '.join(EXTENSIONS)}{found}{tars}")
-    paths.sort()
+    paths.sort(key=None if every is None else video.in_order)
     tops = [path.split("/", 1)[0] for path in paths]
     classes = tuple(sorted(set(tops)))
     if len(classes) < 2 or any("/" not in path for path in paths):
@@ -45,8 +51,8 @@ def scan_folder(folder: Path | str) -> ImageSet:
     return ImageSet(root, paths, np.array([index[top] for top in tops]), classes, scanned=True, ledger=ledger)
 
 
-def find_images(root: Path) -> tuple[list[str], Ledger]:
-    """The paths of the images below a folder, in no order, and a ledger of all else.
+def find_images(root: Path, *, every: float | None = None) -> tuple[list[str], Ledger]:
+    """The paths of the images below a folder, in no order, and a ledger of all else; `every` as of `scan_folder`.
 
     Raises:
         UserError: a folder in it cannot be read.
@@ -70,13 +76,24 @@ def find_images(root: Path) -> tuple[list[str], Ledger]:
             elif kind is Kind.ARRAY:
                 arrays.append(below + name)
             else:
-                advice = "" if isinstance(kind, Kind) else kind.advice
-                tally.add(extension or "without extension", below + name, advice)
+                paths += _frames_or_none(root, below + name, kind, every, tally)
     if not paths:
         return arrays, tally.ledger()
     for array in arrays:
         tally.add(extension_of(array), array, "arrays are images where a folder holds no others")
     return paths, tally.ledger()
+
+
+def _frames_or_none(root: Path, path: str, kind: Kind | Extra, every: float | None, tally: Tally) -> list[str]:
+    """Paths of the frames of a video, if they are wanted; else none, and the file is counted."""
+    extension, advice = extension_of(path), "" if isinstance(kind, Kind) else kind.advice
+    if every is not None and extension in video.EXTENSIONS:
+        try:
+            return video.frame_paths(root / path, path, every)
+        except OSError:
+            advice = "it cannot be read" if video.is_installed() else video.ADVICE
+    tally.add(extension or "without extension", path, advice)
+    return []
 
 
 def _walk(root: Path, tally: Tally) -> Iterator[tuple[str, list[os.DirEntry[str]]]]:

@@ -25,6 +25,7 @@ def render_page(
     title: str,
     style: str,
     script: str = "",
+    library: str = "",
     heading: str = "",
     subtitles: Sequence[str] = (),
     figures: Sequence[Figure] = (),
@@ -39,6 +40,7 @@ def render_page(
         title: of the window.
         style: names of `templates/*.css`, separated by spaces.
         script: name of `templates/*.js`; empty of a page without.
+        library: script of another package, before the page's own. The policy lets it make styles.
         heading: of the page; the title where it is empty.
         subtitles: below it.
         figures: that are seen first: a name, a value, and what stands beside it.
@@ -48,8 +50,10 @@ def render_page(
     """
     css = "".join(_asset(f"{name}.css") for name in style.split())
     code = _asset(f"{script}.js") if script else ""
-    policy = f"default-src 'none'; img-src data:; base-uri 'none'; form-action 'none'; style-src '{_digest(css)}'"
-    policy += f"; script-src '{_digest(code)}'" if code else ""
+    scripts = [each for each in (library.replace("</script", "<\\/script"), code) if each]
+    policy = "default-src 'none'; img-src data:; base-uri 'none'; form-action 'none'; style-src "
+    policy += "'unsafe-inline'" if library else _quoted_digest(css)
+    policy += f"; script-src {' '.join(map(_quoted_digest, scripts))}" if scripts else ""
     return (
         _environment()
         .get_template(f"{template}.html")
@@ -60,9 +64,9 @@ def render_page(
             figures=figures,
             footer=footer,
             refresh=refresh,
-            policy=Markup(policy),  # noqa: S704  # these three are ours
+            policy=Markup(policy),  # noqa: S704  # these are ours, or of a package
             css=Markup(css),  # noqa: S704
-            code=Markup(code),  # noqa: S704
+            scripts=[Markup(each) for each in scripts],  # noqa: S704
             **values,
         )
     )
@@ -115,5 +119,5 @@ def _asset(name: str) -> str:
     return resources.files(__package__).joinpath("templates", name).read_text("utf-8")
 
 
-def _digest(text: str) -> str:
-    return "sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
+def _quoted_digest(text: str) -> str:
+    return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"

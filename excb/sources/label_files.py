@@ -159,7 +159,9 @@ def label_table(place: Path | str) -> LabelTable | None:
     return next((table for table in tables if table.usable), None)
 
 
-def scan_labelled(place: Path | str, split: Split | None, note: Note = lambda _line: None) -> ImageSet:
+def scan_labelled(
+    place: Path | str, split: Split | None, note: Note = lambda _line: None, *, every: float | None = None
+) -> ImageSet:
     """The images of a folder with the labels of its table, if it has one, or of its sub-folders.
 
     A table in a folder counts for more than its sub-folders do; one beside it only where these are no classes.
@@ -168,15 +170,17 @@ def scan_labelled(place: Path | str, split: Split | None, note: Note = lambda _l
         place: a folder, or a table.
         split: whose images to take where a table has splits; None takes all.
         note: called with messages for the user.
+        every: seconds between frames of videos; not with a table.
 
     Raises:
         UserError: as `scan_folder`, and as `LabelTable.images`.
     """
     if (table := label_table(place)) is not None:
+        require(every is None, f"frames of videos (--every) have no row in {table.file}: leave one of them out")
         if not is_table(place):
             note(f"labels of {place}: those of {table.file.name}")
         return table.images(split, note)
-    images, folder = scan_folder(place), Path(place)
+    images, folder = scan_folder(place, every=every), Path(place)
     if images.labels is not None or any("/" in path for path in images.paths):
         return images
     beside = folder.parent / f"{folder.name}.csv"

@@ -42,6 +42,10 @@ RUNS: dict[str, tuple[str, ...]] = {
     "watch": ("{place}/run --data {place}/data --once --device cpu --workers 0 --out {out}/watch",),
     "embed": (f"{_TASK} --out {{out}}/a.npz",),
     "search": (f"{_TASK} --query {{place}}/data/test/ant/0.png --near-duplicates 0.9 --out {{out}}/page.html",),
+    "map": (
+        f"{_TASK} --method tsne --labels {{place}}/known.csv --colour-by kind --out {{out}}/map.html",
+        "--embeddings {place}/vectors.npz --device cpu --dry-run",
+    ),
     "features": (f"{_TASK} --out {{out}}/a.npz",),
     "compare": ("{place}/results/knn.json {place}/results/knn.json",),
     "overlap": (f"{_RUN} --train {{place}}/data/train --test {{place}}/data/test --bits 3 --cosine 0.9 --calibrate 0",),
@@ -66,6 +70,9 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write_pairs(place / "pairs")
     write_set(place / "masks")
     write_coco(place / "coco")
+    (place / "known.csv").write_text("path,kind\ntest/ant/0.png,small\n")
+    embed = ["embed", *_TASK.format(place=place).split(), "--quiet", "--out", f"{place}/vectors.npz"]
+    assert main(embed) == 0
     assert main(["knn", *_TASK.format(place=place).split(), "--quiet", "--out", f"{place}/results/knn.json"]) == 0
     return place
 

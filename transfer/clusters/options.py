@@ -11,7 +11,7 @@ from excb.options import REQUIRED, option
 from ..options import PassOptions
 from ..protocol import ProtocolOptions
 
-Method = Literal["kmeans", "hdbscan"]  # clusters of features
+ClusterMethod = Literal["kmeans", "hdbscan"]  # clusters of features
 _SUBJECT = "checkpoint and images"
 
 
@@ -54,7 +54,7 @@ class ClusterOptions(ProtocolOptions):
     atlas_mb: float = option(48.0, "MB of pictures in the atlas (default: 48)", metavar="MB", files_only=True)
 
     @property
-    def of_features(self) -> Method | None:
+    def of_features(self) -> ClusterMethod | None:
         """How to cluster features; None to use the checkpoint's centroids."""
         return self.method if self.method != "heads" else "kmeans" if self.k is not None else None
 

@@ -18,7 +18,7 @@ from excb.neighbours.unit_rows import Rows
 from excb.networks.features import in_batches
 
 from .assignment import TILE, ClusterAssignment
-from .options import Method
+from .options import ClusterMethod
 
 WHOLE, BATCH = 20_000, 4096  # images whose k-means uses all at once; of more, images of a step
 SMALLEST, WIDTH = 5, 64  # images of HDBSCAN's smallest cluster; principal components that it sees
@@ -50,7 +50,7 @@ class Partition:
         return f"cluster {self.outliers} holds {plural(images, 'image')} that HDBSCAN leaves in no cluster"
 
 
-def partition(rows: Rows, *, method: Method = "kmeans", k: int | None = None, seed: int = 0) -> Partition:
+def partition(rows: Rows, *, method: ClusterMethod = "kmeans", k: int | None = None, seed: int = 0) -> Partition:
     """Cluster images by their unit features; all of them are held in memory.
 
     Args:

@@ -9,7 +9,7 @@ from excb.console import Reporter, plural
 from excb.errors import UserError, is_rank0
 
 from ..shell import Shell, shell_command
-from .options import EmbedOptions, SearchOptions
+from .options import AnyImagesOptions, EmbedOptions, SearchOptions
 
 if TYPE_CHECKING:
     import torch
@@ -32,11 +32,11 @@ def _embed(given: list[Any], shell: Shell, device: "torch.device") -> int:
         raise UserError.on_all_ranks("name the file to write with --out FILE.npz, FILE.parquet or FILE.safetensors")
     if out is not None:
         check_vectors_file(out)
-    embeddings = _embeddings(options, shell, device)
+    embeddings = _indexed(options, shell, device)
     if embeddings is None or out is None:
         return 0
     files = run_on_rank0(lambda: [embeddings.save(out), *_index(options, embeddings)])
-    _forget(options, shell)
+    forget_unfinished(options, shell)
     reporter = shell.reporter
     reporter.note(f"wrote {', '.join(map(str, files))}")
     if is_rank0():
@@ -58,11 +58,11 @@ def _search(given: list[Any], shell: Shell, device: "torch.device") -> int:
     if shell.out is not None and shell.out.suffix not in (".html", ".htm"):
         raise UserError.on_all_ranks(f"--out {shell.out}: the page is written to a file that ends in .html")
     all_succeed(options.check)
-    embeddings = _embeddings(options, shell, device)
+    embeddings = _indexed(options, shell, device)
     if embeddings is None:
         return 0
     run_on_rank0(lambda: _answer(options, shell, embeddings))
-    _forget(options, shell)
+    forget_unfinished(options, shell)
     return 0
 
 
@@ -129,16 +129,24 @@ def _print(findings: "SearchFindings", embeddings: "Embeddings", reporter: Repor
         reporter.answer(f"{rest} not listed: --json has all")
 
 
-def _embeddings(options: EmbedOptions, shell: Shell, device: "torch.device") -> "Embeddings | None":
-    """The embeddings of all images; None after `--dry-run`."""
+def _indexed(options: EmbedOptions, shell: Shell, device: "torch.device") -> "Embeddings | None":
+    """`embeddings_of`, where an index can be written if one is asked for."""
     from excb.distributed.collectives import all_succeed
-    from excb.remote.home import cache_root
 
-    from ..features.export import describe_plan, plan_features
-    from . import computing, index
+    from . import index
 
     if options.index is not None:
         all_succeed(index.require_faiss)
+    return embeddings_of(options, shell, device)
+
+
+def embeddings_of(options: AnyImagesOptions, shell: Shell, device: "torch.device") -> "Embeddings | None":
+    """The embeddings of all images; None after `--dry-run`."""
+    from excb.remote.home import cache_root
+
+    from ..features.export import describe_plan, plan_features
+    from . import computing
+
     reporter = shell.reporter
     task: Task = computing.open_embedding(options, device, reporter)
     cache: Path | None = options.cache or cache_root()
@@ -157,7 +165,7 @@ def _state(out: Path) -> Path:
     return out.with_name(f".{out.name}.unfinished")
 
 
-def _forget(options: EmbedOptions, shell: Shell) -> None:
+def forget_unfinished(options: AnyImagesOptions, shell: Shell) -> None:
     """Remove the rows beside a result that is written, where no cache keeps them."""
     if options.no_cache and shell.out is not None and is_rank0():
         import shutil

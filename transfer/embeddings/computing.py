@@ -21,7 +21,7 @@ from excb.networks.backbone import weights_hash
 from ..opening import task_on
 from ..task import Task
 from .embeddings import Embeddings
-from .options import EmbedOptions
+from .options import AnyImagesOptions
 from .sources import any_images, class_names
 from .vectors import AT_ONCE, ChosenRows
 
@@ -32,11 +32,13 @@ NAMED = 3  # unreadable images that a warning names
 
 
 def open_embedding(
-    options: EmbedOptions, device: "torch.device", reporter: Reporter, images: Images | None = None
+    options: AnyImagesOptions, device: "torch.device", reporter: Reporter, images: Images | None = None
 ) -> Task:
     """Load the checkpoint and open the images that the options of `embed` and `search` name; all ranks call this."""
     data = images or all_succeed(
-        lambda: any_images(options.data, options.listed, data_root=options.data_root, note=reporter.note)
+        lambda: any_images(
+            options.data, options.listed, every=options.every, data_root=options.data_root, note=reporter.note
+        )
     )
     ledger_of(data).tell(reporter)
     return task_on(options, data, data, device, reporter=reporter)

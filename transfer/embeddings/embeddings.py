@@ -27,9 +27,13 @@ if TYPE_CHECKING:
 
     from excb.hub.backbone import Backbone
 
-    from ..clusters.options import Method
+    from ..clusters.options import ClusterMethod
+    from ..map.columns import Values
+    from ..map.making import MapResult
+    from ..map.projection import ProjectionMethod
     from .clustering import EmbeddingClusters
     from .copies.near_duplicates import NearDuplicates
+    from .exporting import Labels
 
 
 class Match(NamedTuple):
@@ -219,7 +223,7 @@ class Embeddings(Vectors):
 
         return find_near_duplicates(self, lambda: self.network, cosine, Reporter(quiet=quiet))
 
-    def clusters(self, k: int | None = None, *, method: "Method" = "kmeans") -> "EmbeddingClusters":
+    def clusters(self, k: int | None = None, *, method: "ClusterMethod" = "kmeans") -> "EmbeddingClusters":
         """Clusters of the images by their unit vectors; `.save(FOLDER)` writes a page to browse them.
 
         Args:
@@ -238,6 +242,50 @@ class Embeddings(Vectors):
         from .notebook import embeddings_html
 
         return embeddings_html(self)
+
+    def map(
+        self,
+        file: str | Path,
+        *,
+        labels: "Labels | None" = None,
+        colours: "Mapping[str, Values] | None" = None,
+        colour_by: str | None = None,
+        method: "ProjectionMethod" = "auto",
+        seed: int = 0,
+        pictures_mb: float = 32.0,
+        quiet: bool = False,
+    ) -> "MapResult":
+        """Write FILE.html: the images in the plane, with pictures, colours, search and selection.
+
+        Args:
+            file: the page, which needs no other file.
+            labels: one per image in their order, or by path; by default the embeddings' own, else class folders.
+            colours: more columns by name, likewise, such as clusters and predictions.
+            colour_by: the column that colours the map at first.
+            method: "umap", "tsne", or "auto": UMAP where umap-learn is installed.
+            seed: of the layout.
+            pictures_mb: megabytes of pictures at most.
+            quiet: no notes and no progress.
+
+        Returns:
+            The file, and the `projection` with the `points` [N, 2].
+
+        Raises:
+            UserError: Bokeh or UMAP is not installed, a column does not fit the images, or the file cannot be written.
+        """
+        from .maps import draw_map
+
+        return draw_map(
+            self,
+            Path(file),
+            labels=labels,
+            colours=colours,
+            colour_by=colour_by,
+            method=method,
+            seed=seed,
+            pictures_mb=pictures_mb,
+            reporter=Reporter(quiet=quiet),
+        )
 
     def save(self, file: str | Path) -> Path:
         """Write FILE.npz, FILE.parquet or FILE.safetensors, in flat memory; `Embeddings.load` reads each.
@@ -258,6 +306,51 @@ class Embeddings(Vectors):
         from .index import write_index
 
         return write_index(self, Path(file))
+
+    def to_fiftyone(self, name: str | None = None, *, labels: "Labels | None" = None) -> Any:
+        """A `fiftyone.Dataset` of the images' files, with the fields `embedding` and `ground_truth`.
+
+        Args:
+            name: under which FiftyOne keeps it; without one, it forgets it when Python ends.
+            labels: as `map` takes them.
+
+        Raises:
+            UserError: FiftyOne is not installed, it has a data set of that name, or the images are not files.
+        """
+        from ..exports.fiftyone import make_fiftyone
+        from .exporting import exported
+
+        return make_fiftyone(exported(self, labels), name)
+
+    def to_lance(self, place: str | Path, *, labels: "Labels | None" = None) -> Path:
+        """Write a Lance data set, FOLDER.lance: `path`, `vector` and `label`. LanceDB opens it as a table.
+
+        Raises:
+            UserError: pylance is not installed, the name ends otherwise, or the place is taken or cannot be written.
+        """
+        from ..exports.lance import write_lance
+        from .exporting import exported
+
+        return write_lance(exported(self, labels), Path(place))
+
+    def to_qdrant(self, client: Any, collection: str, *, labels: "Labels | None" = None) -> int:
+        """Fill a new collection of Qdrant with cosine distance: row as id, and `path`, `root` and `label`.
+
+        Args:
+            client: a `qdrant_client.QdrantClient`, or a folder for Qdrant's local mode.
+            collection: its name.
+            labels: as `map` takes them.
+
+        Returns:
+            The number of points.
+
+        Raises:
+            UserError: qdrant-client is not installed, or there is such a collection already.
+        """
+        from ..exports.qdrant import write_qdrant
+        from .exporting import exported
+
+        return write_qdrant(exported(self, labels), client, collection)
 
     @classmethod
     def load(cls, file: str | Path) -> "Embeddings":

@@ -1,4 +1,4 @@
-"""Options of `embed` and `search`."""
+"""Options of `embed` and `search`, and those of all commands on images with labels or not."""
 
 from argparse import ArgumentTypeError
 from dataclasses import dataclass
@@ -7,6 +7,7 @@ from typing import Literal
 
 from excb.cli import local_path
 from excb.errors import require
+from excb.images.formats.video import stored_file
 from excb.options import option
 
 from ..options import PassOptions
@@ -22,8 +23,8 @@ def _cosine(text: str) -> float | str:
 
 
 @dataclass(frozen=True, kw_only=True)
-class EmbedOptions(PassOptions):
-    """Images with labels or not, and an index of their vectors."""
+class AnyImagesOptions(PassOptions):
+    """Images with labels or not."""
 
     data: str | None = option(
         None, "images in folders of any depth, with labels or not; shards; hf:ID ...", metavar="SOURCE", group="images"
@@ -31,7 +32,19 @@ class EmbedOptions(PassOptions):
     listed: Path | None = option(
         None, "a file with one image path per line, below --data", metavar="FILE", flag="list", group="images"
     )
+    every: float | None = option(
+        None,
+        "also take a frame of each video every so many seconds (default: only of a video that --data names, every 1)",
+        metavar="SECONDS",
+        group="images",
+    )
     data_root: Path | None = option(None, "folder with torchvision's data sets", metavar="DIR", group="images")
+
+
+@dataclass(frozen=True, kw_only=True)
+class EmbedOptions(AnyImagesOptions):
+    """An index of the vectors."""
+
     index: Path | None = option(
         None,
         "write a FAISS index of unit vectors here too, and FILE.json",
@@ -62,5 +75,5 @@ class SearchOptions(EmbedOptions):
     def check(self) -> None:
         """Raise UserError where a query is not a file, or k is not positive."""
         require(self.k >= 1, "--k must be at least 1")
-        missing = [name for name in self.query if not Path(name).is_file()]
+        missing = [name for name in self.query if not stored_file(Path(name)).is_file()]
         require(not missing, f"--query {missing[:1] and missing[0]}: no such file")

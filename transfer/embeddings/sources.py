@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from excb.errors import UserError, require
+from excb.images.formats import video
 from excb.images.image_set import Images, ImageSet, fingerprint_of
 from excb.images.picture import as_channels, is_picture
 from excb.images.pixels import EIGHT_BIT, Pixels
@@ -22,13 +23,19 @@ SPLITS = {"train", "training", "test", "testing", "val", "valid", "validation", 
 
 
 def any_images(
-    data: str | None, listed: Path | None = None, *, data_root: Path | None = None, note: Callable[[str], None]
+    data: str | None,
+    listed: Path | None = None,
+    *,
+    every: float | None = None,
+    data_root: Path | None = None,
+    note: Callable[[str], None],
 ) -> Images:
     """All images that a text names, whatever folders they are in.
 
     Args:
         data: a folder, whose images are all taken; shards; torchvision:NAME or hf:ID, whose training images are taken.
         listed: a file with one image path a line, below `data`.
+        every: seconds between the frames that are taken of videos; None takes those of a video that `data` names.
         data_root: folder of torchvision's data sets.
         note: called with messages for the user.
 
@@ -37,15 +44,27 @@ def any_images(
     """
     require(bool(data or listed), "name the images with --data DIR, or a list of them with --list FILE")
     if listed is not None:
+        require(every is None, "--every takes frames of the videos of a folder, and --list names files: leave one out")
         return training_images(data, listed, note)
     assert data is not None
-    if is_shards(data):
-        return open_images(data, note)
-    if is_named(data):
+    if is_shards(data) or is_named(data):
+        require(every is None, f"--every takes frames of the videos of a folder, and {data} is none: leave it out")
+        if is_shards(data):
+            return open_images(data, note)
         return training_source(data, data_root=data_root, note=note)
+    if video.is_video(data) and Path(data).is_file():
+        return ImageSet(Path(data).parent, frames_of(Path(data).name, every, Path(data).parent))
     is_file = Path(data).is_file() and not is_table(data)
     require(not is_file, f"{data} is a file: name a folder or a CSV with --data, or a list with --list FILE")
-    return scan_labelled(data, None, note)
+    return scan_labelled(data, None, note, every=every)
+
+
+def frames_of(path: str, every: float | None, root: Path = Path()) -> list[str]:
+    """Paths of the frames of a video that is named itself. Raises UserError if it cannot be opened."""
+    try:
+        return video.frame_paths(root / path, path, video.EVERY if every is None else every)
+    except OSError as error:
+        raise UserError(f"{path} cannot be read as a video ({error})") from None
 
 
 def class_names(images: Images, rows: np.ndarray) -> list[str | None] | None:
@@ -97,15 +116,15 @@ class Pictures:
         return as_channels(self.pictures[index], self.pixels)
 
 
-def given_images(images: Any) -> Images | str:
-    """The images that a Python call was given: a set, or the text that names one.
+def given_images(images: Any, every: float | None = None) -> Images | str:
+    """The images that a Python call was given: a set, or the text that names one; of videos, frames `every` seconds.
 
     Raises:
         UserError: it is something else, or empty.
     """
     if isinstance(images, str | os.PathLike):
         text = os.fspath(images)
-        return ImageSet(Path(), [text]) if Path(text).is_file() else text
+        return ImageSet(Path(), _with_frames([text], every)) if Path(text).is_file() else text
     if is_picture(images):
         return Pictures([images])
     if isinstance(images, ImageSet) or hasattr(images, "fingerprint"):
@@ -115,7 +134,12 @@ def given_images(images: Any) -> Images | str:
     several = list(images)
     require(bool(several), "there is no image to embed: name a folder, or pass one image or several")
     if all(isinstance(each, str | os.PathLike) for each in several):
-        return ImageSet(Path(), [os.fspath(each) for each in several])
+        return ImageSet(Path(), _with_frames([os.fspath(each) for each in several], every))
     for each in several:  # before any work
         require(is_picture(each), f"images are files, PIL images or arrays [H, W, 3], not a {type(each).__name__}")
     return Pictures(several)
+
+
+def _with_frames(paths: list[str], every: float | None) -> list[str]:
+    """Files, with frames in the place of videos."""
+    return [each for path in paths for each in (frames_of(path, every) if video.is_video(path) else [path])]

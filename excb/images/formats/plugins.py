@@ -12,6 +12,8 @@ from typing import IO, Any
 
 from PIL import Image, UnidentifiedImageError
 
+from excb.images.formats.video import frame_of, open_frame
+
 Source = Path | str | IO[bytes]
 # Pillow logs a refusal of many bands besides raising it, and Python prints that: `excb.files.bands` reads such files.
 logging.getLogger("PIL.TiffImagePlugin").addFilter(lambda record: "samples per pixel" not in str(record.msg))
@@ -67,12 +69,14 @@ def _registered(extra: Extra) -> bool:
 
 
 def open_pillow(source: Source) -> Image.Image:
-    """`Image.open`, with the plugins of extras, and camera files developed.
+    """`Image.open`, with the plugins of extras, camera files developed, and frames of videos.
 
     Raises:
         UnidentifiedImageError: as `Image.open`, and where an extra is missing, which the message names.
-        OSError: as `Image.open`, or a damaged camera file.
+        OSError: as `Image.open`, or a damaged camera file or video.
     """
+    if (frame := frame_of(source)) is not None:
+        return open_frame(*frame)
     if is_raw(source):
         return _developed(source)
     try:

@@ -28,7 +28,7 @@ def encoder(model: nn.Module, family: EncoderFamily) -> "Tokens | Stages":
     return Tokens(model, family) if family.norm else Stages(model)
 
 
-class Encoder(nn.Module):
+class TransformersEncoder(nn.Module):
     """A model of transformers: [B, 3, H, W] -> [B, D].
 
     Attributes:
@@ -66,7 +66,7 @@ class Encoder(nn.Module):
         return outputs, [states[number] for number in numbers]
 
 
-class Tokens(Encoder):
+class Tokens(TransformersEncoder):
     """A ViT. Its features are the class token after the final norm; of SigLIP, which has none, its attention pooling.
 
     DINOv2, DINOv3 and CLIP call this their `pooler_output`. SigLIP without its head is averaged, as timm does.
@@ -145,7 +145,7 @@ class Tokens(Encoder):
         return pooled
 
 
-class Stages(Encoder):
+class Stages(TransformersEncoder):
     """A convolutional network: its pooled map, of ConvNeXt after the final norm, is transformers' `pooler_output`."""
 
     def __init__(self, model: Any) -> None:

@@ -1,0 +1,1 @@
+"""Embeddings handed to other programs: FiftyOne, Lance and LanceDB, Qdrant."""
