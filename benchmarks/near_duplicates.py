@@ -78,7 +78,7 @@ def in_groups(groups: Iterable[Sequence[str]]) -> list[Pair]:
 
 
 def imagededup_pairs(embeddings: Mapping[str, Embeddings], names: Mapping[str, str]) -> dict[str, list[Pair]]:
-    """What imagededup reports at its defaults: PHash of files, and its CNN's cosine on the first network's vectors."""
+    """Pairs that imagededup reports at its defaults: PHash of files, and its CNN's cosine on our vectors."""
     methods: Any = importlib.import_module("imagededup.methods")
     model: Any = importlib.import_module("imagededup.utils").CustomModel
 

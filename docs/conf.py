@@ -52,7 +52,11 @@ nitpick_ignore_regex = [
     # Of other projects: their pages are not asked, as the site is built without a network.
     ("py:class", r"(collections|pathlib|os|numpy|np|pandas|torch|nn|PIL)\..*|Path|Tensor"),
     # Of ours, in signatures of what is documented; their own pages would say no more.
-    ("py:class", r"Picture|ResultRecord|PerImage|Paired|Output|Leaderboard|Images|Teachers|Verdict"),
+    ("py:class", r"Picture|ResultRecord|PerImage|Paired|Output|Leaderboard|Images|Teachers|Verdict|Labels|Values"),
+    (
+        "py:class",
+        r"NearDuplicates|ClusterMethod|ProjectionMethod|EmbeddingClusters|MapResult",
+    ),
     (
         "py:class",
         r"excb\.(pretrain\.(recipe\.Recipe|run\.gain\.Gain)|settings\.MethodSettings|method\.(Step|Clustered|Distilled))",

@@ -46,6 +46,11 @@ RUNS: dict[str, tuple[str, ...]] = {
         f"{_TASK} --method tsne --labels {{place}}/known.csv --colour-by kind --out {{out}}/map.html",
         "--embeddings {place}/vectors.npz --device cpu --dry-run",
     ),
+    "photos": (
+        "{place}/data/train --networks {place}/run --seed 1 --device cpu --cache {place}/cache --out {out}/photos",
+        "{place}/data/train --networks {place}/run --labels {place}/kinds.csv --series day --next 2 --sure 0.5 "
+        "--device cpu --cache {place}/cache --out {out}/photos",
+    ),
     "features": (f"{_TASK} --out {{out}}/a.npz",),
     "compare": ("{place}/results/knn.json {place}/results/knn.json",),
     "overlap": (f"{_RUN} --train {{place}}/data/train --test {{place}}/data/test --bits 3 --cosine 0.9 --calibrate 0",),
@@ -71,6 +76,8 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write_set(place / "masks")
     write_coco(place / "coco")
     (place / "known.csv").write_text("path,kind\ntest/ant/0.png,small\n")
+    rows = [f"{name}/{number}.png,{name},{number}\n" for name in ("bee", "cat") for number in range(2)]
+    (place / "kinds.csv").write_text("path,label,day\n" + "".join(rows))
     embed = ["embed", *_TASK.format(place=place).split(), "--quiet", "--out", f"{place}/vectors.npz"]
     assert main(embed) == 0
     assert main(["knn", *_TASK.format(place=place).split(), "--quiet", "--out", f"{place}/results/knn.json"]) == 0

@@ -117,7 +117,7 @@ def _dense(unit: Tensor) -> Partition:
 
     count = len(unit)
     require(count > SMALLEST, f"{plural(count, 'image is', 'images are')} too few for HDBSCAN: use kmeans")
-    most = f"{count:,} images are too many for HDBSCAN (at most {MOST_DENSE:,}): use kmeans"
+    most = f"{plural(count, 'image is', 'images are')} too many for HDBSCAN (at most {MOST_DENSE:,}): use kmeans"
     require(count <= MOST_DENSE, most)
     seen = PCA(min(WIDTH, *unit.shape), random_state=0).fit_transform(unit.numpy())
     labels = HDBSCAN(min_cluster_size=SMALLEST, copy=True).fit(seen).labels_.astype(np.int64)

@@ -26,7 +26,7 @@ def mirror_image(image: Image.Image) -> Image.Image:
     return ImageOps.mirror(image)
 
 
-def resized(image: Image.Image, random: np.random.Generator, sides: tuple[float, float]) -> Image.Image:
+def made_smaller(image: Image.Image, random: np.random.Generator, sides: tuple[float, float]) -> Image.Image:
     """The image made smaller, its sides a share of what they were between two bounds."""
     side = random.uniform(*sides)
     width, height = (max(1, round(side * each)) for each in image.size)

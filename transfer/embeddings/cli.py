@@ -133,10 +133,10 @@ def _indexed(options: EmbedOptions, shell: Shell, device: "torch.device") -> "Em
     """`embeddings_of`, where an index can be written if one is asked for."""
     from excb.distributed.collectives import all_succeed
 
-    from . import index
+    from .exporting import require_faiss
 
     if options.index is not None:
-        all_succeed(index.require_faiss)
+        all_succeed(require_faiss)
     return embeddings_of(options, shell, device)
 
 

@@ -303,7 +303,7 @@ class Embeddings(Vectors):
         Raises:
             UserError: FAISS is not installed, or a file cannot be written.
         """
-        from .index import write_index
+        from .exporting import write_index
 
         return write_index(self, Path(file))
 

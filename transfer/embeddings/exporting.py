@@ -1,10 +1,17 @@
-"""Embeddings as maps and exports take them, with labels: those that are given, their own, or class folders."""
+"""Embeddings for other programs: a FAISS index, and as maps and exports take them, with their labels."""
 
+import json
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
+import numpy as np
+import torch
+
 from excb.console import plural
-from excb.errors import require
+from excb.errors import UserError, require
+from excb.files.atomic import new_file, write_text
+from excb.neighbours.backends import import_faiss
 
 from ..exports.exported_images import ExportedImages
 from .vectors import Vectors
@@ -25,7 +32,7 @@ def labels_or_folders(made: Vectors, labels: Labels | None = None) -> list[str |
     Raises:
         UserError: there are other labels than images.
     """
-    given = getattr(made, "labels", None) if labels is None else labels
+    given = made.labels if labels is None else labels
     if isinstance(given, Mapping):
         given = [given.get(path) for path in made.paths]
     if given is not None:
@@ -43,3 +50,35 @@ def _class_folders(paths: Sequence[str]) -> list[str | None] | None:
     """The first folder of every path, where each has one and there are at least two; else None."""
     tops = list[str | None](path.split("/", 1)[0] for path in paths)
     return tops if len(set(tops)) > 1 and all("/" in path for path in paths) else None
+
+
+def write_index(made: Vectors, file: Path) -> list[Path]:
+    """Write an exact index of unit vectors: its inner products are cosines, and its numbers are rows of the paths.
+
+    FAISS holds the whole index in memory while it is made, N x D x 4 bytes.
+
+    Returns:
+        The index, and FILE.json with "paths", "root" and "model".
+
+    Raises:
+        UserError: FAISS is not installed, or a file cannot be written.
+    """
+    require_faiss()
+    faiss = import_faiss()
+    index = faiss.IndexFlatIP(made.rows.width)
+    for part in made.parts():
+        unit = torch.nn.functional.normalize(torch.from_numpy(part).double(), dim=1)
+        index.add(np.ascontiguousarray(unit.float().numpy()))
+    with new_file(file, advice="name another file") as temporary:
+        faiss.write_index(index, str(temporary))
+    names = file.with_name(f"{file.name}.json")
+    write_text(json.dumps(made.describe() | {"paths": list(made.paths)}, indent=1) + "\n", names)
+    return [file, names]
+
+
+def require_faiss() -> None:
+    """Raise UserError unless FAISS is installed."""
+    try:
+        import_faiss()
+    except ImportError:
+        raise UserError("an index needs FAISS: run `pip install 'excb[faiss-cpu]'`, or leave --index out") from None

@@ -31,7 +31,7 @@ from .labels import UNLABELLED, PhotoLabels, photo_labels
 from .options import SURE
 from .prediction import GuessedLabels, certainty_of, guesses_of
 from .report import check_out, write_findings
-from .validation import Classifier, cross_validate, fit_classifier, validation_fits, validation_parts
+from .validation import Classifier, cross_validate, fit_classifier, possible_parts, validation_fits, validation_parts
 
 if TYPE_CHECKING:
     from ..embeddings.embeddings import Embeddings
@@ -280,7 +280,8 @@ class Photos:
         known = self.targets != UNLABELLED
         groups = self.groups[self.readable][known]
         number = round(1 / test) if test <= 0.5 else round(1 / (1 - test))
-        require(len(np.unique(groups)) >= number, "too few labelled images for this split: label more, or share more")
+        fewest = min(len(np.unique(groups)), int(np.bincount(self.targets[known]).max()))
+        require(number <= fewest, "too few labelled images for this split: label more, or share more")
         parts = StratifiedGroupKFold(number, shuffle=True, random_state=self.seed)
         rest, held = next(parts.split(np.zeros(len(groups)), self.targets[known], groups))
         paths = [path for path, labelled in zip(self._paths, known.tolist(), strict=True) if labelled]
@@ -335,9 +336,9 @@ class Photos:
         return [path for path, there in zip(self.images.paths, self.readable.tolist(), strict=True) if there]
 
     def _can_predict(self) -> bool:
-        """Whether there are labels enough for a model: two classes of two groups."""
+        """Whether there are labels enough to compare networks by."""
         known = self.targets != UNLABELLED
-        return len(np.unique(self.targets[known])) > 1 and len(np.unique(self.groups[self.readable][known])) > 1
+        return possible_parts(self.targets[known], self.groups[self.readable][known]) > 0
 
 
 def require_share(sure: float) -> None:

@@ -73,10 +73,10 @@ def validation_parts(labels: np.ndarray, groups: np.ndarray, seed: int) -> list[
     """
     from sklearn.model_selection import StratifiedGroupKFold
 
-    number = min(FOLDS, len(np.unique(groups)))
+    number = possible_parts(labels, groups)
     require(
-        number > 1 and len(np.unique(labels)) > 1,
-        "too few labels to compare anything: it needs images of two classes that are no copies of each other",
+        number > 0,
+        "too few labels to compare anything: it needs two classes, two images of one, and no copies of each other",
     )
     splitter = StratifiedGroupKFold(number, shuffle=True, random_state=seed)
     with warnings.catch_warnings():
@@ -89,6 +89,14 @@ def validation_parts(labels: np.ndarray, groups: np.ndarray, seed: int) -> list[
         if mask.any():
             masks.append(mask)
     return masks
+
+
+def possible_parts(labels: np.ndarray, groups: np.ndarray) -> int:
+    """How many parts labels [n] in groups [n] allow; 0 if nothing can be validated."""
+    if len(np.unique(labels)) < 2:
+        return 0
+    number = min(FOLDS, len(np.unique(groups)), int(np.unique(labels, return_counts=True)[1].max()))
+    return number if number > 1 else 0
 
 
 def cross_validate(

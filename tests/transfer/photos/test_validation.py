@@ -47,7 +47,11 @@ def test_a_group_is_never_on_both_sides() -> None:
         assert not set(groups[part]) & set(groups[~part])
 
 
-@pytest.mark.parametrize(("labels", "groups"), [([0, 0, 0], [0, 1, 2]), ([0, 1, 1], [0, 0, 0])])
+def test_few_labels_make_fewer_parts() -> None:
+    assert len(validation_parts(np.array([0, 0, 0, 1, 2]), np.arange(5), 0)) == 3
+
+
+@pytest.mark.parametrize(("labels", "groups"), [([0, 0, 0], [0, 1, 2]), ([0, 1, 1], [0, 0, 0]), ([0, 1, 2], [0, 1, 2])])
 def test_too_few_labels_are_refused(labels: list[int], groups: list[int]) -> None:
     with pytest.raises(UserError, match="too few labels"):
         validation_parts(np.array(labels), np.array(groups), 0)

@@ -118,7 +118,7 @@ class NearDuplicates(Sequence[DuplicateGroup]):
     __hash__ = None  # type: ignore[assignment]  # as a list
 
     def __repr__(self) -> str:
-        """What was found, and the first groups."""
+        """The number of groups, and the first of them."""
         rest = len(self) - SHOWN
         lines = [self.summary, *(f"  keep {group.keep}, not {', '.join(group.others)}" for group in self[:SHOWN])]
         return "\n".join([*lines, *([f"  and {plural(rest, 'smaller group')}"] if rest > 0 else [])])

@@ -23,7 +23,7 @@ from excb.neighbours.nearest import nearest
 from excb.networks.features import embed_images
 from excb.seeding import Purpose, generator
 
-from ...data.alterations import cropped, mirror_image, recoloured, recompressed, resized
+from ...data.alterations import cropped, made_smaller, mirror_image, recoloured, recompressed
 from ..vectors import Vectors, in_place
 from .overlay import same_picture, small_picture
 
@@ -42,7 +42,7 @@ Alteration = Callable[[Image.Image, np.random.Generator], Image.Image]
 ALTERATIONS: Mapping[str, Alteration] = {
     "JPEG": partial(recompressed, quality=(50, 80)),
     "crop": partial(cropped, sides=(0.9, 0.95)),  # 81 to 90 % of the area
-    "resize": partial(resized, sides=(0.4, 0.8)),
+    "resize": partial(made_smaller, sides=(0.4, 0.8)),
     "flip": lambda image, _random: mirror_image(image),
     "colour": partial(recoloured, strength=0.15),
 }
