@@ -63,9 +63,9 @@ def embed(
     from excb.distributed.parallel import joined
 
     from .embeddings.computing import compute, open_embedding
-    from .embeddings.files import check_vectors_file
     from .embeddings.options import EmbedOptions
     from .embeddings.sources import Pictures, given_images
+    from .embeddings.table.files import check_vectors_file
 
     if out is not None:
         check_vectors_file(Path(out))

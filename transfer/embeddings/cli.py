@@ -25,7 +25,7 @@ SHOWN = 20  # groups of near-duplicates that the terminal lists
 def _embed(given: list[Any], shell: Shell, device: "torch.device") -> int:
     from excb.distributed.collectives import run_on_rank0
 
-    from .files import check_vectors_file
+    from .table.files import check_vectors_file
 
     options: EmbedOptions = given[0]
     if (out := shell.out) is None and not shell.dry_run:

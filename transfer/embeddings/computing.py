@@ -23,7 +23,7 @@ from ..task import Task
 from .embeddings import Embeddings
 from .options import AnyImagesOptions
 from .sources import any_images, class_names
-from .vectors import AT_ONCE, ChosenRows
+from .table.vectors import AT_ONCE, ChosenRows
 
 if TYPE_CHECKING:
     import torch

@@ -19,8 +19,8 @@ from excb.images.picture import is_picture
 from excb.neighbours.nearest import Index
 from excb.networks.features import embed_images as embed_pictures
 
-from . import tables
-from .vectors import Vectors, in_place
+from .table import tables
+from .table.vectors import Vectors, in_place
 
 if TYPE_CHECKING:
     import pandas
@@ -293,7 +293,7 @@ class Embeddings(Vectors):
         Raises:
             UserError: the name ends otherwise, or the file cannot be written.
         """
-        from .files import write_vectors
+        from .table.files import write_vectors
 
         return write_vectors(self, Path(file))
 
@@ -359,7 +359,7 @@ class Embeddings(Vectors):
         Raises:
             UserError: it is no such file, or is damaged.
         """
-        from .files import read_vectors
+        from .table.files import read_vectors
 
         return cls(**vars(read_vectors(Path(file))))
 

@@ -14,7 +14,7 @@ from excb.files.atomic import new_file, write_text
 from excb.neighbours.backends import import_faiss
 
 from ..exports.exported_images import ExportedImages
-from .vectors import Vectors
+from .table.vectors import Vectors
 
 Labels = Sequence[Any] | Mapping[str, Any]  # one per image in their order, or by path; None without
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from ..map.sprites import OpenPicture
     from .embeddings import Embeddings
-    from .vectors import Vectors
+    from .table.vectors import Vectors
 
 
 @dataclass(frozen=True, kw_only=True)

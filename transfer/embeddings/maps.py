@@ -8,7 +8,7 @@ import numpy as np
 
 from excb.console import Reporter
 
-from .vectors import Vectors
+from .table.vectors import Vectors
 
 if TYPE_CHECKING:
     from ..map.columns import Values

@@ -8,7 +8,7 @@ from excb.images.pixels import EIGHT_BIT, Pixels
 from excb.pages.frame import render_fragment
 from excb.pages.gallery import Picture
 
-from .vectors import Vectors
+from .table.vectors import Vectors
 
 THUMBNAILS = 8  # evenly spaced in the order of the images
 

@@ -1,6 +1,7 @@
 """Clusters of features: planted directions are found, and cosines are those of plain NumPy."""
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,7 +12,7 @@ from excb.errors import UserError
 from excb.results.result import ResultRecord
 from excb.transfer.clusters.partition import partition
 from excb.transfer.embeddings.embeddings import Embeddings
-from excb.transfer.embeddings.vectors import ArrayRows
+from excb.transfer.embeddings.table.vectors import ArrayRows
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -80,7 +81,7 @@ def test_hdbscan_finds_directions_and_leaves_outliers() -> None:
         (np.ones((9, 3)), {"method": "ward"}, "the method is kmeans or hdbscan, not 'ward'"),
     ],
 )
-def test_what_cannot_be_clustered_is_one_line(vectors: np.ndarray, options: dict[str, object], said: str) -> None:
+def test_what_cannot_be_clustered_is_one_line(vectors: np.ndarray, options: dict[str, Any], said: str) -> None:
     with pytest.raises(UserError, match=said):
         partition(ArrayRows(vectors.astype(np.float32)), **options)
 

@@ -17,7 +17,7 @@ from excb.features import cache, extraction
 from excb.networks import features
 from excb.networks.backbone import weights_hash
 from excb.transfer.cli import main
-from excb.transfer.embeddings import vectors as vectors_module
+from excb.transfer.embeddings.table import vectors as vectors_module
 from tests.forked import launch
 from tests.transfer.embeddings.photos import Means, by_loop
 

@@ -19,7 +19,7 @@ from excb.transfer.embeddings.copies import overlay, thresholds
 from excb.transfer.embeddings.copies.overlay import correlation, same_picture, small_picture
 from excb.transfer.embeddings.copies.thresholds import ALTERATIONS
 from excb.transfer.embeddings.embeddings import Embeddings
-from excb.transfer.embeddings.vectors import ArrayRows
+from excb.transfer.embeddings.table.vectors import ArrayRows
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

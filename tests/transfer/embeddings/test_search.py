@@ -17,7 +17,7 @@ from excb.neighbours.backends import import_faiss
 from excb.transfer.cli import main
 from excb.transfer.embeddings.copies import duplicates
 from excb.transfer.embeddings.copies.duplicates import star_groups
-from excb.transfer.embeddings.vectors import ArrayRows
+from excb.transfer.embeddings.table.vectors import ArrayRows
 from tests.browser import chromium
 from tests.transfer.embeddings.photos import by_loop
 

@@ -12,7 +12,7 @@ from PIL import Image
 
 import excb
 from excb.errors import UserError
-from excb.transfer.embeddings.vectors import ArrayRows
+from excb.transfer.embeddings.table.vectors import ArrayRows
 from tests.transfer.embeddings.photos import Means
 
 VECTORS = np.random.default_rng(0).standard_normal((7, 4)).astype(np.float32)

@@ -10,7 +10,7 @@ from PIL import Image
 
 from excb.errors import UserError
 from excb.transfer.embeddings.embeddings import Embeddings
-from excb.transfer.embeddings.vectors import ArrayRows
+from excb.transfer.embeddings.table.vectors import ArrayRows
 
 PATHS = ["cat/1.png", "cat/2.png", "dog/3 ü.png", "dog/4.png", "dog/5.png"]
 

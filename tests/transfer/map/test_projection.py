@@ -1,12 +1,12 @@
 """The plane: who was near stays near, the same each time, by the method that is installed."""
 
 import importlib.util
+from typing import Any, cast
 
 import numpy as np
 import pytest
 
 from excb.errors import UserError
-from excb.transfer.map import projection
 from excb.transfer.map.projection import project
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -52,7 +52,7 @@ def test_mistakes_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(UserError, match="there is no image to lay out"):
         project(np.empty((0, 4), np.float32))
     with pytest.raises(UserError, match="a map is made by auto, umap or tsne, not by pca"):
-        project(np.ones((5, 4), np.float32), "pca")
-    monkeypatch.setattr(projection.importlib.util, "find_spec", lambda _name: None)
+        project(np.ones((5, 4), np.float32), cast("Any", "pca"))
+    monkeypatch.setattr("importlib.util.find_spec", lambda _name: None)
     with pytest.raises(UserError, match=r"UMAP is not installed: run `pip install 'excb\[map\]'`, or use t-SNE"):
         project(np.ones((50, 4), np.float32), "umap")

@@ -10,7 +10,7 @@ from PIL import Image, ImageOps
 from excb.errors import UserError
 from excb.images.image_set import ImageSet
 from excb.images.subset import Subset
-from excb.transfer.embeddings.vectors import ArrayRows
+from excb.transfer.embeddings.table.vectors import ArrayRows
 from excb.transfer.overlap.altered import KINDS, Altered, drawn
 from excb.transfer.overlap.calibration import Calibration, _unrelated, threshold
 from excb.transfer.overlap.descriptors import Whitening

@@ -15,7 +15,7 @@ from excb.files.atomic import write_bytes
 from excb.files.cells import path_cell
 from excb.images.decoding import BrokenImageError, stored_and_upright_size
 
-from ..vectors import Vectors
+from ..table.vectors import Vectors
 from .duplicates import star_groups, unit_rows
 from .thresholds import CopyThreshold, Network, calibrate_copies
 

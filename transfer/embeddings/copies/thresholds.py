@@ -24,7 +24,7 @@ from excb.networks.features import embed_images
 from excb.seeding import Purpose, generator
 
 from ...data.alterations import cropped, made_smaller, mirror_image, recoloured, recompressed
-from ..vectors import Vectors, in_place
+from ..table.vectors import Vectors, in_place
 from .overlay import same_picture, small_picture
 
 if TYPE_CHECKING:
