@@ -97,6 +97,7 @@ def pytest_collection() -> Generator[None, object, object]:
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--run-slow", action="store_true", help="run the tests marked slow as well")
+    parser.addoption("--site", metavar="DIR", help="test this built documentation site, instead of building it")
     parser.addoption("--cpu", metavar="N", type=int, help="list the N tests that took most CPU time")
 
 

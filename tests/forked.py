@@ -1,9 +1,10 @@
 """Python programs forked from a server that has imported torch: they start in hundredths of a second, not in seconds.
 
 `Popen`, `run` and `launch` are those of `subprocess` and `excb.distributed.launch`. A forked program has the arguments,
-environment, folder and streams that it is given, and runs its atexit functions at its end. What it imports is there
-already, and has read its environment variables. So a test starts a new interpreter (and says why) if it tests what is
-imported, what a module reads when it is imported, how an interpreter begins or ends, or a launcher that is not ours.
+environment, folder and streams that it is given, and runs its atexit functions at its end. What it starts itself is
+forked from it: ranks, also those of torchrun, and `excb-eval watch`. What it imports is there already, and has read its
+environment variables. So a test starts a new interpreter (and says why) if it tests what is imported, what a module
+reads when it is imported, or how an interpreter begins or ends.
 """
 
 import atexit
@@ -78,9 +79,12 @@ class Popen(subprocess.Popen[Any]):
     def _execute_child(self, *given: Any) -> None:
         """Start it, where `subprocess` would fork and exec."""
         names = _GIVEN.bind(self, *given).arguments
+        if names["args"][0] != sys.executable:  # such as git, which a forked program may start
+            super()._execute_child(*given)  # type: ignore[misc]
+            return
         pipes = [names[name] for name in ("p2cread", "p2cwrite", "c2pread", "c2pwrite", "errread", "errwrite")]
         program = _Program(
-            words=[os.fspath(word) for word in names["args"]][1:],
+            words=[word for word in map(os.fspath, names["args"][1:]) if word != "-u"],  # streams have no buffer anyway
             folder=os.fspath(names["cwd"] or Path.cwd()),
             environment=dict(names["env"] or os.environ),
             leads_session=names["start_new_session"],
@@ -185,10 +189,8 @@ class _Program:
         global _is_forked  # noqa: PLW0603
         import torch
 
-        from excb.distributed import launch as ours
-
         _is_forked = True
-        vars(ours)["subprocess"] = sys.modules[__name__]  # its ranks are forked
+        vars(subprocess)["Popen"] = Popen
         os.environ.clear()
         os.environ.update(self.environment)
         os.chdir(self.folder)

@@ -14,6 +14,7 @@ from excb.results.result import ResultRecord
 from excb.transfer.cli import main
 from tests import forked
 from tests.clone import ROOT
+from tests.pretrain.small_runs import OVERRIDES
 
 EXAMPLES = ROOT / "examples"
 
@@ -25,9 +26,9 @@ def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def run(program: str, *arguments: object, folder: Path) -> str:
-    """The output of a script."""
-    command = [sys.executable, str(EXAMPLES / program), *map(str, arguments)]
+def run(*words: object, folder: Path) -> str:
+    """The output of a Python program."""
+    command = [sys.executable, *map(str, words)]
     inherited = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
     done = forked.run(command, cwd=folder, env=inherited, capture_output=True, check=False, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
@@ -40,7 +41,7 @@ def test_each_script_is_tested() -> None:
 
 
 def test_a_sklearn_pipeline(photos: Path, tmp_path: Path) -> None:
-    lines = run("sklearn_pipeline.py", "--data", photos, folder=tmp_path).splitlines()
+    lines = run(EXAMPLES / "sklearn_pipeline.py", "--data", photos, folder=tmp_path).splitlines()
     reached, majority = (float(line.rpartition(" ")[2].rstrip("%")) for line in lines[1:])
     assert lines[0].startswith("chosen on train images: {")
     assert majority == pytest.approx(100 / 13, abs=0.1)
@@ -48,7 +49,7 @@ def test_a_sklearn_pipeline(photos: Path, tmp_path: Path) -> None:
 
 
 def test_a_set_of_copies(photos: Path, tmp_path: Path) -> None:
-    printed = run("make_copies.py", photos / "train", "copies", "--queries", 20, folder=tmp_path)
+    printed = run(EXAMPLES / "make_copies.py", photos / "train", "copies", "--queries", 20, folder=tmp_path)
     assert printed.startswith("20 queries, 4 of them without a reference, ")
     out = tmp_path / "out" / "copies.json"
     words = ["instances", "--ckpt", "conv4_photos", "--data", tmp_path / "copies", "--out", out, "--device", "cpu"]
@@ -63,7 +64,7 @@ def test_a_set_of_copies(photos: Path, tmp_path: Path) -> None:
 )
 def test_fine_tuning(script: str, package: str, photos: Path, tmp_path: Path) -> None:
     pytest.importorskip(package, reason=f"{package} is not installed")
-    printed = run(script, "--data", photos, "--epochs", 1, folder=tmp_path)
+    printed = run(EXAMPLES / script, "--data", photos, "--epochs", 1, folder=tmp_path)
     assert "accuracy" in printed
 
 
@@ -87,11 +88,19 @@ def test_the_search_service(photos: Path, monkeypatch: pytest.MonkeyPatch) -> No
         assert client.post("/search", params={"k": 0}, files={"image": query.read_bytes()}).status_code == 422
 
 
+@pytest.mark.usefixtures("short_end")
 def test_the_slurm_job(photos: Path, tmp_path: Path) -> None:
-    """Where Slurm's two programs are stand-ins, the job trains in two processes and evaluates."""
+    """Where Slurm's two programs are stand-ins, the job trains in two processes and evaluates.
+
+    So are torchrun and `excb-eval`, which note their arguments: then they are run with these, without new interpreters.
+    """
     stand_ins = tmp_path / "bin"
     stand_ins.mkdir()
-    for name, script in (("srun", 'exec "$@"'), ("scontrol", "echo localhost")):
+    noted = 'printf "%s\\0" "$@" > "$(basename "$0")"'
+    for name, script in (
+        *(("srun", 'exec "$@"'), ("scontrol", "echo localhost")),
+        *((name, noted) for name in ("torchrun", "excb-eval")),
+    ):
         (stand_ins / name).write_text(f"#!/bin/bash\n{script}\n")
         (stand_ins / name).chmod(0o755)
     job = {"SLURM_JOB_NODELIST": "localhost", "SLURM_NNODES": "1", "SLURM_JOB_ID": "7", "PROCESSES": "2"}
@@ -99,21 +108,10 @@ def test_the_slurm_job(photos: Path, tmp_path: Path) -> None:
     with socket.socket() as probe:
         probe.bind(("localhost", 0))
         job["PORT"] = str(probe.getsockname()[1])
-    small = (
-        "optim.epochs=1 optim.batch=26 method.clusters=16 efficiency.workers=0 efficiency.device=cpu monitor.images=26 "
-        "views.global_size=32 views.local_size=16 views.eval_resize=32 views.eval_crop=32"
-    )
-    # The job starts new interpreters.
-    path = f"{stand_ins}:{Path(sys.executable).parent}:{os.environ['PATH']}"
-    inherited = os.environ | job | {"PATH": path, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "OPTIONS": small}
-    done = subprocess.run(
-        ["bash", EXAMPLES / "slurm_job.sh"],
-        cwd=tmp_path,
-        env=inherited,
-        capture_output=True,
-        check=False,
-        text=True,
-        timeout=300,
-    )
-    assert done.returncode == 0, done.stderr
+    small = (*OVERRIDES, "optim.epochs=1", "optim.batch=26", "monitor.images=26")
+    job |= {"PATH": f"{stand_ins}:{os.environ['PATH']}", "OPTIONS": " ".join(word.replace(" ", "") for word in small)}
+    subprocess.run(["bash", EXAMPLES / "slurm_job.sh"], cwd=tmp_path, env=os.environ | job, check=True, timeout=60)
+    for name, module in (("torchrun", "torch.distributed.run"), ("excb-eval", "excb.transfer")):
+        arguments = (tmp_path / name).read_text(encoding="utf-8").split("\0")[:-1]
+        run("-m", module, *arguments, folder=tmp_path)
     assert (tmp_path / "runs" / "job" / "knn.json").is_file()

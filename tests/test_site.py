@@ -27,9 +27,11 @@ PAGES = (
 
 
 @pytest.fixture(scope="module")
-def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def site(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    if built := request.config.getoption("--site"):
+        return Path(built).resolve()
     folder = tmp_path_factory.mktemp("site")
-    # Notebooks are not run here: .ci/run builds the whole site.
+    # Notebooks are not run here: .ci/run builds the whole site, and names it with --site.
     # A new interpreter: Sphinx changes it for good.
     command = [sys.executable, "-m", "sphinx", "-q", "-D", "nb_execution_mode=off", ROOT / "docs", folder]
     subprocess.run([*map(str, command)], check=True)

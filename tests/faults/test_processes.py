@@ -185,7 +185,6 @@ def test_processes_whose_launcher_is_killed_while_they_start_leave(images: Path,
     running.until_gone(PATIENCE)  # they import torch first
 
 
-# torchrun starts new interpreters, so these tests do.
 TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
 
 
@@ -194,7 +193,7 @@ def test_processes_whose_agent_of_torchrun_is_killed_save_and_leave(
 ) -> None:
     """SIGKILL, as when memory runs out: the agent cannot tell its processes, and sets no variable of ours."""
     out = tmp_path / "run"
-    running = start_process([*TORCHRUN, "-m", "excb.pretrain", *command(images, out)], out, new_interpreter=True)
+    running = start_process([*TORCHRUN, "-m", "excb.pretrain", *command(images, out)], out)
     running.until(at_step(out, 4))
     running.send(signal.SIGKILL)
     assert running.wait().code == -signal.SIGKILL
@@ -211,6 +210,7 @@ def test_processes_whose_agent_of_torchrun_is_killed_save_and_leave(
 @pytest.mark.slow
 def test_processes_whose_agent_of_torchrun_is_killed_while_they_start_leave(images: Path, tmp_path: Path) -> None:
     arguments = [*TORCHRUN, "-m", "excb.pretrain", *command(images, tmp_path / "run")]
+    # New interpreters, which import torch.
     running = start_process(arguments, tmp_path / "run", new_interpreter=True)
     running.until(lambda: len(ranks(running.pid)) == 2)
     time.sleep(1)  # they import torch now

@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from tests.fuzz.guard import guard
 
 LONGER = 4  # times as many inputs with --run-slow
-LEAST = 1_000  # inputs of the short lane
 
 
 class Lane:

@@ -80,7 +80,7 @@ def annotations(draw: st.DrawFn, split: str) -> bytes:
 
 @fuzz(
     "annotations",
-    inputs=130,
+    inputs=65,
     train=annotations("train"),
     val=annotations("val"),
     both=st.integers(0, 2),

@@ -307,7 +307,7 @@ def run_contents(draw: st.DrawFn) -> Any:
 
 @fuzz(
     KIND,
-    inputs=80,
+    inputs=40,
     data=run_contents().map(hostile.Large),
     heads=st.booleans(),
     folder=st.booleans(),
@@ -421,7 +421,7 @@ def configs(draw: st.DrawFn) -> bytes:
 
 @fuzz(
     "exported folders",
-    inputs=100,
+    inputs=50,
     text=configs(),
     heads=st.booleans(),
     damaged=st.booleans(),

@@ -206,7 +206,7 @@ def catalogues(draw: st.DrawFn) -> bytes:
     return text
 
 
-@fuzz("catalogues", inputs=60, text=catalogues(), name=hostile.names)
+@fuzz("catalogues", inputs=25, text=catalogues(), name=hostile.names)
 def test_catalogues(guard: Guard, text: bytes, name: str) -> None:
     place = home.home()
     place.mkdir()
@@ -290,7 +290,7 @@ CLAIMS: dict[str, Any] = {
 
 @fuzz(
     "claims",
-    inputs=80,
+    inputs=40,
     values=hostile.changed(CLAIMS),
     flip=st.integers(0, 4000),
     what=st.sampled_from(("", "mine", "mytable")),

@@ -134,7 +134,7 @@ def make(place: Path, kind: str, outside: Path) -> None:  # noqa: C901, PLR0912 
 
 @fuzz(
     KIND,
-    inputs=60,
+    inputs=30,
     kinds=st.lists(st.tuples(st.sampled_from(KINDS), st.sampled_from(("a", "b", "a/c", "."))), min_size=1, max_size=10),
     endings=st.lists(st.sampled_from((".jpg", ".png", ".TIF", ".gif")), min_size=10, max_size=10),
 )

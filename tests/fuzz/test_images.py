@@ -112,7 +112,7 @@ def read(guard: Guard, name: str, data: bytes, *, scaled: bool = False) -> None:
 
 @fuzz(
     KIND,
-    inputs=250,
+    inputs=120,
     drawn=st.sampled_from(sorted(files())).flatmap(
         lambda name: st.tuples(
             st.just(name),
@@ -154,7 +154,7 @@ def zeros(megabytes: int) -> bytes:
 
 @fuzz(
     KIND,
-    inputs=40,
+    inputs=20,
     width=SIDES,
     height=SIDES,
     depth=st.sampled_from((1, 8, 8, 16, 3)),

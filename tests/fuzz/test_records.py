@@ -40,7 +40,7 @@ class Sets:
 SETS: Any = Sets()
 
 
-@fuzz(KIND, inputs=200, text=hostile.json_text(STORED))
+@fuzz(KIND, inputs=100, text=hostile.json_text(STORED))
 def test_recipes_of_runs(guard: Guard, text: bytes) -> None:
     run = guard.folder / "run"
     (run / run_checkpoint.FOLDER).mkdir(parents=True)
@@ -48,7 +48,7 @@ def test_recipes_of_runs(guard: Guard, text: bytes) -> None:
     guard.run(lambda: refuse_other_run(run, RECIPE, DATA))
 
 
-@fuzz(KIND, inputs=200, text=hostile.json_text(CELL), begun=hostile.json_text(STORED))
+@fuzz(KIND, inputs=100, text=hostile.json_text(CELL), begun=hostile.json_text(STORED))
 def test_cells_of_studies(guard: Guard, text: bytes, begun: bytes) -> None:
     job = CellRun("linear", (), (), RECIPE, guard.folder / "cell")
     job.folder.mkdir()

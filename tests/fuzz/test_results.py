@@ -72,7 +72,7 @@ def results(draw: st.DrawFn) -> bytes:
     return json.dumps(values).encode()
 
 
-@fuzz(KIND, inputs=80, text=results(), name=st.sampled_from(("mine.json", "\x1b[31m.json", "a b\udce9.json")))
+@fuzz(KIND, inputs=40, text=results(), name=st.sampled_from(("mine.json", "\x1b[31m.json", "a b\udce9.json")))
 def test_results(guard: Guard, text: bytes, name: str) -> None:
     folder = guard.folder / "results"
     folder.mkdir()
@@ -176,7 +176,7 @@ def metrics(draw: st.DrawFn) -> bytes:
 
 @fuzz(
     "runs",
-    inputs=20,
+    inputs=10,
     text=metrics(),
     recipe=hostile.json_text({"recipe": {"method": {"clusters": 8}}}),
     name=st.sampled_from(("run", "$x$ {y} \\frac", "a\x1b[31m", "\u202egnp")),

@@ -424,9 +424,17 @@ def without_momentum(ours: Tensors, theirs: Tensors) -> Contents:
     return contents | {"state_dict": kept, "arch": "vit_small"}  # MoCo-v3's own name, which is none of timm's
 
 
+@pytest.fixture(scope="module")
+def features_of_heads(small_vit: Tensors) -> dict[int, Tensor]:
+    """Outputs of timm's network with these weights, by its number of attention heads."""
+    name = "vit_small_patch16_224"
+    options: dict[str, Any] = {"num_classes": 0, "dynamic_img_size": True}
+    return {heads: features(timm.create_model(name, num_heads=heads, **options), small_vit) for heads in (6, 12)}
+
+
 @pytest.mark.parametrize("contents", [plain, without_momentum, lightly, solo_learn])
 def test_heads_that_neither_file_nor_layout_states_are_asked_for(
-    contents: Callable[[Tensors, Tensors], Contents], small_vit: Tensors
+    contents: Callable[[Tensors, Tensors], Contents], small_vit: Tensors, features_of_heads: dict[int, Tensor]
 ) -> None:
     built = contents(small_vit, {})
     for architecture in (None, Architecture("vit_small")):
@@ -437,14 +445,11 @@ def test_heads_that_neither_file_nor_layout_states_are_asked_for(
             "excb-zoo import with --arch-option num_heads=6 (as DINO, iBOT, TWIST, DeiT and timm have it) or "
             "num_heads=12 (as MoCo-v3 and solo-learn)"
         )
-    expected = {}
-    for heads in (6, 12):
-        network = timm.create_model("vit_small_patch16_224", num_classes=0, num_heads=heads, dynamic_img_size=True)
-        expected[heads] = features(network, small_vit)
+    for heads, expected in features_of_heads.items():
         mapped = map_file(built, source=Path("it"), options={"num_heads": heads})
         assert mapped.architecture == Architecture("vit_small", {"num_heads": heads})
-        torch.testing.assert_close(features(mapped.architecture.build(), mapped.tensors), expected[heads])
-    assert not torch.allclose(expected[6], expected[12], atol=1e-3)
+        torch.testing.assert_close(features(mapped.architecture.build(), mapped.tensors), expected)
+    assert not torch.allclose(features_of_heads[6], features_of_heads[12], atol=1e-3)
     exact = map_file(built, source=Path("it"), architecture=Architecture("vit_small"), exact=True)
     assert exact.architecture == Architecture("vit_small")  # as a row of the catalogue means it
     named = map_file(built, source=Path("it"), architecture=Architecture("timm:vit_small_patch16_224"))

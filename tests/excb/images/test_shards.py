@@ -204,14 +204,14 @@ def test_without_a_cache_it_goes_on_and_says_so(shards: Path, tmp_path: Path, mo
 # ---------------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("start", ["fork", "spawn"])
-def test_worker_processes_read_the_same(shards: Path, start: str) -> None:
+@pytest.mark.parametrize(("start", "workers"), [("fork", 2), ("spawn", 1)])  # each spawned one imports torch
+def test_worker_processes_read_the_same(shards: Path, start: str, workers: int) -> None:
     images = open_shards(str(shards))
     images.open(0)  # this process has a shard open already
     loader = DataLoader(
         Inputs(images, _pixels),
         batch_size=4,
-        num_workers=2,
+        num_workers=workers,
         multiprocessing_context=start,
         worker_init_fn=follow_parent,
     )

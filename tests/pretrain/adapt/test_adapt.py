@@ -1,6 +1,8 @@
 """Runs that adapt a backbone, end to end: start, best epoch, patience, verdict, resuming, processes, mistakes."""
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +15,11 @@ from excb.checkpoint.stored import Which
 from excb.files.run_files import read_metrics
 from excb.networks.features import Inputs, extract
 from excb.pretrain.__main__ import main
-from excb.pretrain.run import watch_process
 from excb.pretrain.run.sets import find_sets
-from excb.pretrain.run.watch_process import WatchProcess
 from excb.pretrain.training.epoch_end import EpochEnd
 from excb.transfer.cli import main as evaluate
 from excb.zoo.export import export
+from tests import forked
 from tests.forked import launch
 from tests.pretrain.adapt.adapted_runs import CONV, VIT, command, write_start
 from tests.pretrain.small_runs import assert_same, stopped_before, write_images
@@ -363,19 +364,38 @@ def test_an_older_run_resumes(starts: dict[str, Path], images: Path, tmp_path: P
 # ---------------------------------------------------------------------------------------------------------------------
 
 
-def test_other_protocols_are_measured_beside_the_run(
-    starts: dict[str, Path],
-    images: Path,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+# Training in a forked program, whose `excb-eval watch` is forked from it.
+WATCHED = """
+import sys
+from contextlib import nullcontext
+from excb.pretrain.__main__ import main
+from excb.pretrain.run import watch_process
+from tests.pretrain.small_runs import stopped_before
+
+processes, kept, stop = [], watch_process.WatchProcess.__init__, int(sys.argv[1])
+images = watch_process._images
+watch_process._images = lambda data: [*images(data), "--workers", "0"]  # no fork of a fork of a fork
+watch_process.EVERY = "1s"
+watch_process.WatchProcess.__init__ = lambda own, *rest: (kept(own, *rest), processes.append(own))[0]
+with stopped_before(stop) if stop else nullcontext():
+    code = main(sys.argv[2:])
+print([each.running for each in processes])
+sys.exit(code)
+"""
+
+
+def watched(words: list[str], *, stop: int = 0) -> subprocess.CompletedProcess[str]:
+    """A run that is measured beside, asked to stop before a step; it says whether what measures is left running."""
+    return forked.run([sys.executable, "-c", WATCHED, str(stop), *words], capture_output=True, text=True, check=False)
+
+
+def test_other_protocols_are_measured_beside_the_run(starts: dict[str, Path], images: Path, tmp_path: Path) -> None:
     """The figures are those of the same protocol by hand, after the run."""
-    monkeypatch.setattr(watch_process, "EVERY", "1s")
     run, protocol = tmp_path / "run", "linear --epochs 2 --lr 0.1"
     words = [word for word in command(starts["conv"], images, run, f"monitor.data={images}") if word != "--quiet"]
-    assert main([*words, f"monitor.protocol={protocol}", "run.keep=9", "optim.epochs=2"]) == 0
-    assert "excb-eval watch: linear_top1" in capsys.readouterr().err
+    ended = watched([*words, f"monitor.protocol={protocol}", "run.keep=9", "optim.epochs=2"])
+    assert ended.returncode == 0, ended.stderr
+    assert "excb-eval watch: linear_top1" in ended.stderr
     lines = [json.loads(line) for line in (run / "watch" / "watch.jsonl").read_text(encoding="utf-8").splitlines()]
     assert {line["step"] for line in lines} == {0, 3, 6}
     best = json.loads((run / "watch" / "best.json").read_text(encoding="utf-8"))
@@ -396,33 +416,21 @@ def test_other_protocols_are_measured_beside_the_run(
     ],
 )
 def test_a_protocol_that_cannot_be_measured_is_refused_before_the_first_step(
-    finished: Path,
-    images: Path,
-    capsys: pytest.CaptureFixture[str],
-    overrides: tuple[str, ...],
-    message: str,
+    finished: Path, images: Path, overrides: tuple[str, ...], message: str
 ) -> None:
     values = [override.format(images=images) for override in overrides]
     out = finished.parent / "refused"
-    assert main(command(finished, images, out, *values)) == 2
-    error = capsys.readouterr().err
-    assert message in error
-    assert error.count("\n") == 1
+    ended = watched(command(finished, images, out, *values))
+    assert ended.returncode == 2
+    assert message in ended.stderr
+    assert ended.stderr.count("\n") == 1
     assert not list(out.rglob("step-*.pt"))
 
 
 def test_what_measures_beside_a_run_ends_when_the_run_is_stopped(
     starts: dict[str, Path], images: Path, tmp_path: Path
 ) -> None:
-    run, processes = tmp_path / "run", list[WatchProcess]()
-    kept = WatchProcess.__init__
-
-    def remembered(self: WatchProcess, *rest: Any) -> None:
-        kept(self, *rest)
-        processes.append(self)
-
-    line = command(starts["conv"], images, run, f"monitor.data={images}", "monitor.protocol=knn --k 3")
-    with pytest.MonkeyPatch.context() as patch, stopped_before(5):
-        patch.setattr(WatchProcess, "__init__", remembered)
-        assert main(line) == 143
-    assert [each.running for each in processes] == [False]
+    line = command(starts["conv"], images, tmp_path / "run", f"monitor.data={images}", "monitor.protocol=knn --k 3")
+    ended = watched(line, stop=5)
+    assert ended.returncode == 143, ended.stderr
+    assert ended.stdout.splitlines()[-1] == "[False]"
