@@ -7,6 +7,7 @@ built, so that pages and code cannot differ.
 import argparse
 import re
 import tempfile
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from sphinx.application import Sphinx
 from sphinx.util.docutils import SphinxDirective
 from sphinx.writers.html5 import HTML5Translator
 
+from excb.cli import Parser
 from excb.hub.catalogue import Checkpoint, checkpoints
 from excb.pretrain.__main__ import program as excb_pretrain
 from excb.pretrain.recipe import Recipe
@@ -26,6 +28,8 @@ from excb.zoo.__main__ import program as excb_zoo
 
 PROGRAMS = {"excb-pretrain": excb_pretrain, "excb-eval": excb_eval, "excb-zoo": excb_zoo}
 
+SEVERAL = 5  # commands from which on an option stands in the table of shared ones
+
 # Documents of the repository that have a page here, under another name.
 PAGES = {
     "../CONTRIBUTING.md": "contributing.md",
@@ -34,14 +38,35 @@ PAGES = {
 
 
 def command(program: str) -> list[str]:
-    """The help of a program and of each of its commands, as a terminal shows it."""
+    """The help of a program and of each of its commands; options of several commands stand in one table."""
     parser = PROGRAMS[program]()
-    lines = ["## All commands", "", *_help(parser)]
+    lines = ["## All commands", "", *_text(parser.format_help())]
     for action in parser._actions:  # argparse has no public way
         if isinstance(action, argparse._SubParsersAction):
+            shared = _shared(action.choices.values())
+            if shared:
+                lines += ["## Options of several commands", "", *_table(["option", "what it does"], shared.values())]
             for name, each in action.choices.items():
-                lines += [f"## {program} {name}", "", *_help(each)]
+                own = [one for one in each.listed() if _key(one) not in shared]
+                lines += [f"## {program} {name}", "", *_text(each.help_of(own))]
+                if others := [f"`{one.option_strings[-1]}`" for one in each.listed() if _key(one) in shared]:
+                    lines += [f"[Options of several commands](#options-of-several-commands): {', '.join(others)}.", ""]
     return lines
+
+
+def _shared(parsers: Iterable[Parser]) -> dict[tuple[str, str], list[str]]:
+    """Rows of options that at least `SEVERAL` commands have with the same help, by their key."""
+    actions = [action for parser in parsers for action in parser.listed() if action.option_strings]
+    times = Counter(_key(action) for action in actions)
+    return {
+        key: [f"`{key[0]} {action.metavar or ''}`".replace(" `", "`"), key[1]]
+        for action in actions
+        if times[key := _key(action)] >= SEVERAL
+    }
+
+
+def _key(action: argparse.Action) -> tuple[str, str]:
+    return (action.option_strings or [action.dest])[-1], str(action.help)
 
 
 def recipes() -> list[str]:
@@ -97,8 +122,8 @@ def _entry(entry: Checkpoint) -> list[str]:
     return [name, architecture, str(entry.epochs or "–"), licence, linear, knn, entry.note]
 
 
-def _help(parser: argparse.ArgumentParser) -> list[str]:
-    return ["```text", *parser.format_help().splitlines(), "```", ""]
+def _text(text: str) -> list[str]:
+    return ["```text", *text.splitlines(), "```", ""]
 
 
 def _code(text: str) -> str:

@@ -36,10 +36,68 @@ def keep_freed_memory() -> None:
         change(_TRIM_THRESHOLD, -1)
 
 
+MOST_SHOWN = 12  # options on the first screen of a command's help
+FIRST = ("--data", "--labels", "--out")  # that stand there before a command's own
+LATER = (  # that stand there after a command's own
+    *("--untrained", "--pixels", "--histogram", "--patches", "--against", "--network", "--data-root", "--rename"),
+    *("--dry-run", "--quiet"),
+)
+SELDOM = ("machine", "preprocessing", "processes")  # groups of options that stand there last
+
+
 class Parser(argparse.ArgumentParser):
-    """An argparse parser whose errors are `UserError`s: one message that ends in where to find help."""
+    """An argparse parser whose errors are `UserError`s: one message that ends in where to find help.
+
+    The help of a command has at most `MOST_SHOWN` options, in the order of what a person needs; `--help-all` has all.
+    """
 
     helps = True  # whether a bare command that needs more prints its help
+
+    def format_help(self) -> str:
+        """The first screen."""
+        shown = self._first_screen()
+        return self.help_of(shown, hidden=len(self.listed()) - len(shown))
+
+    def help_of(self, shown: Sequence[argparse.Action], *, hidden: int = 0) -> str:
+        """The help with some options, in their groups; `hidden` is how many it leaves out."""
+        formatter = self._get_formatter()
+        helps = [action for action in self._actions if isinstance(action, argparse._HelpAction | _HelpAll)]
+        kept = [action for action in self._actions if action in shown or action in helps]
+        formatter.add_usage(self.usage, kept, self._mutually_exclusive_groups)
+        formatter.add_text(self.description)
+        for group in self._action_groups:
+            formatter.start_section(group.title)
+            formatter.add_text(group.description)
+            formatter.add_arguments([action for action in group._group_actions if action in kept])
+            formatter.end_section()
+        if hidden:
+            noun = "option" if hidden == 1 else "options"
+            formatter.add_text(f"{hidden} more {noun}: {self.prog} --help-all")
+        formatter.add_text(self.epilog)
+        return formatter.format_help()
+
+    def format_full_help(self) -> str:
+        """All options."""
+        return self.help_of(self.listed())
+
+    def listed(self) -> list[argparse.Action]:
+        """All arguments but those that print help."""
+        return [action for action in self._actions if not isinstance(action, argparse._HelpAction | _HelpAll)]
+
+    def _first_screen(self) -> list[argparse.Action]:
+        """The arguments that a person needs first; all of a program, whose help lists its commands."""
+        listed = self.listed()
+        if any(isinstance(action, argparse._SubParsersAction) for action in listed):
+            return listed
+        seldom = [action for group in self._action_groups if group.title in SELDOM for action in group._group_actions]
+
+        def rank(action: argparse.Action) -> int:
+            if action.required or not action.option_strings:
+                return 0
+            name = action.option_strings[-1]
+            return 1 if name in FIRST else 4 if action in seldom else 3 if name in LATER else 2
+
+        return sorted(listed, key=rank)[:MOST_SHOWN]
 
     def error(self, message: str) -> NoReturn:
         """Raise UserError instead of printing the usage."""
@@ -61,6 +119,15 @@ class Parser(argparse.ArgumentParser):
         names = [name[2:] for action in self._actions for name in action.option_strings if name.startswith("--")]
         close = difflib.get_close_matches(option.partition("=")[0].lstrip("-"), names, n=1)
         return f"; did you mean '--{close[0]}'?" if close else ""
+
+
+class _HelpAll(argparse.Action):
+    """Prints all options, and ends."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *_rest: Any, **_more: Any) -> None:
+        assert isinstance(parser, Parser)
+        parser._print_message(parser.format_full_help(), sys.stdout)
+        parser.exit()
 
 
 @dataclass(frozen=True)
@@ -90,6 +157,9 @@ def command_parser(program: str, description: str, commands: Sequence[Command]) 
             epilog=f"examples:\n{shown}" if shown else None,
             formatter_class=raw,
         )
+        own.add_argument(
+            "--help-all", action=_HelpAll, nargs=0, dest=argparse.SUPPRESS, help="show all options and exit"
+        )
         command.add_options(own)
         own.set_defaults(command=command)
     return parser
@@ -103,7 +173,9 @@ def _grouped(commands: Sequence[Command]) -> str:
     for title in titles:
         lines = [f"    {each.name.ljust(width)}  {each.help}" for each in commands if each.group == title]
         parts += [f"{title or 'more'}:", *lines, ""]
-    return "\n".join([*parts, "COMMAND --help shows a command's options and examples."])
+    return "\n".join(
+        [*parts, "COMMAND --help shows a command's options and examples, and --help-all all of its options."]
+    )
 
 
 def complete(parser: Parser) -> None:

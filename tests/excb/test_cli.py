@@ -3,6 +3,7 @@
 import argparse
 import importlib
 import os
+import re
 import shlex
 import subprocess
 import sys
@@ -12,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from excb.__main__ import main as everything
-from excb.cli import Command, Parser, command_parser, complete, local_path
+from excb.cli import MOST_SHOWN, Command, Parser, command_parser, complete, local_path
 from excb.errors import UserError
 from tests.clone import ROOT
 
@@ -67,6 +68,33 @@ def test_help_groups_the_commands_and_gives_two_examples_of_each(name: str, caps
             parse([command.name, "--help"])
         shown = capsys.readouterr().out
         assert all(f"  {name} {example}\n" in shown for example in command.examples)
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_help_is_one_screen_and_help_all_has_every_option(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    module = importlib.import_module(PROGRAMS[name])
+    (commands,) = [each for each in module.program()._actions if isinstance(each, argparse._SubParsersAction)]
+    leaves = [each for each in commands.choices.values() if not any(a.dest == "kind" for a in each.listed())]
+    for parser in leaves:  # others list kinds of their own
+        names = [(action.option_strings or [action.metavar or action.dest])[-1] for action in parser.listed()]
+        brief, full = (shown_options(text) & set(names) for text in (parser.format_help(), parser.format_full_help()))
+        assert len(brief) == min(MOST_SHOWN, len(names))
+        assert brief >= {
+            action.option_strings[-1] for action in parser.listed() if action.required and action.option_strings
+        }
+        assert full == set(names)
+        said = f"{len(names) - len(brief)} more option"
+        assert (said in parser.format_help()) == (len(names) > len(brief))
+    with pytest.raises(SystemExit) as stop:
+        leaves[0].parse_args(["--help-all"])
+    assert stop.value.code == 0
+    assert capsys.readouterr().out == leaves[0].format_full_help()
+
+
+def shown_options(text: str) -> set[str]:
+    """The options and arguments that a help has lines for."""
+    found = (re.match(r"  (?:-\w(?: \S+)?, )?([^\s,]+)", line) for line in text.splitlines())
+    return {each[1] for each in found if each is not None}
 
 
 @pytest.mark.parametrize("name", PROGRAMS)

@@ -46,6 +46,7 @@ def _run(args: argparse.Namespace) -> int:
         series=options.series,
         device=options.device,
         cache=options.cache,
+        range=options.range,
         seed=options.seed,
         quiet=args.quiet,
     )

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from excb.console import plural
-from excb.images.image_set import ImageSet
+from excb.images.image_set import Images
 from excb.ledger import Ledger
 
 from .comparison import NetworkComparison
@@ -35,7 +35,7 @@ class Findings:
         why: why there is no comparison; empty where there is one.
     """
 
-    images: ImageSet
+    images: Images
     labels: PhotoLabels
     groups: np.ndarray
     ledger: Ledger

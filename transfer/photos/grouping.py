@@ -5,10 +5,10 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 
 from excb.images.copies import comparable, equal_images, near_pairs
-from excb.images.image_set import ImageSet
+from excb.images.image_set import CodedImages
 
 
-def copy_groups(images: ImageSet) -> tuple[np.ndarray, bool]:
+def copy_groups(images: CodedImages) -> tuple[np.ndarray, bool]:
     """The group of every image, int64 [N], by its files and pictures; and whether pictures were compared.
 
     In a group are equal files, and pictures that look the same by `near_pairs`, linked two by two: a burst of

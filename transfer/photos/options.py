@@ -5,11 +5,13 @@ from pathlib import Path
 
 from excb.options import REQUIRED, option
 
+from ..options import RangeOption
+
 SURE = 0.9  # share of right answers among the guesses that are called sure
 
 
 @dataclass(frozen=True, kw_only=True)
-class PhotosOptions:
+class PhotosOptions(RangeOption):
     """A folder, its labels, and what is asked of it."""
 
     folder: str = option(REQUIRED, "folder of images, at any depth", metavar="FOLDER", positional=True)

@@ -2,6 +2,7 @@
 
 from collections import defaultdict
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 from excb.console import plural
 from excb.pages.frame import Figure, render_page
@@ -49,7 +50,7 @@ def render_photos(findings: Findings, *, progress: Callable[[int], None] = lambd
         )
     return render_page(
         "photos",
-        title=f"Photographs in {images.root.name}",
+        title=f"Photographs in {Path(str(images.root)).name}",
         style="base search choice",
         heading="Your photographs",
         subtitles=[f"{folder_name(str(images.root))}: {findings.inventory}."],

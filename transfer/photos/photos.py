@@ -14,7 +14,7 @@ from excb.console import Reporter, plural
 from excb.distributed.parallel import joined
 from excb.errors import UserError, is_rank0, require
 from excb.hub.resolve import networks_here
-from excb.images.image_set import Images, ImageSet
+from excb.images.image_set import Images
 from excb.images.scanning import scan_folder
 from excb.images.subset import Subset
 from excb.ledger import Ledger, LedgerEntry
@@ -63,6 +63,8 @@ class Photos:
             never on both sides of a split.
         device: cpu, cuda or auto.
         cache: folder for vectors, by default `$EXCB_CACHE`, else ~/.cache/excb.
+        range: LOW..HIGH, the stored values that become black and white, of images of more than 8 bits; by default
+            measured on the folder.
         seed: names the parts of cross-validation and the clusters of `label_next`.
         quiet: no notes and no progress.
 
@@ -79,11 +81,13 @@ class Photos:
         series: str | None = None,
         device: str = "auto",
         cache: str | Path | None = None,
+        range: str | None = None,  # noqa: A002 - as the option of commands is called
         seed: int = 0,
         quiet: bool = False,
     ) -> None:
-        self.images: ImageSet = scan_folder(folder)
-        self.labels: PhotoLabels = photo_labels(self.images, labels, series)
+        found = scan_folder(folder)
+        self.images: Images = found
+        self.labels: PhotoLabels = photo_labels(found, labels, series)
         self.networks: tuple[str, ...] = tuple(os.fspath(name) for name in networks) or networks_here()
         require(
             bool(self.networks),
@@ -93,7 +97,9 @@ class Photos:
         self._device, self._cache = device, None if cache is None else Path(cache)
         self._reporter = Reporter(quiet=quiet or not is_rank0())
         self._embeddings = dict[str, "Embeddings"]()
-        self.images.ledger.tell(self._reporter)
+        self._range = range
+        self._scanned = found
+        self._scanned.ledger.tell(self._reporter)
 
     def __len__(self) -> int:
         return len(self.images)
@@ -106,11 +112,11 @@ class Photos:
             entries.append(LedgerEntry("images that cannot be read", len(missing), tuple(list(missing)[:3])))
         if not self._copies[1]:
             entries.append(LedgerEntry("too many images to look for near-copies: compared by files only", len(self)))
-        return self.images.ledger + Ledger(tuple(entries))
+        return self._scanned.ledger + Ledger(tuple(entries))
 
     @cached_property
     def _copies(self) -> tuple[np.ndarray, bool]:
-        return copy_groups(self.images)
+        return copy_groups(self._scanned)
 
     @cached_property
     def groups(self) -> np.ndarray:
@@ -127,9 +133,10 @@ class Photos:
         name = os.fspath(network)
         if name not in self._embeddings:
             self._reporter.note(f"embedding {plural(len(self), 'image')} with {name}")
-            options = EmbedOptions(ckpt=name, device=self._device, cache=self._cache)
+            options = EmbedOptions(ckpt=name, device=self._device, cache=self._cache, range=self._range)
             with joined(self._device, stay=True) as device:
                 task = open_embedding(options, device, Reporter(quiet=True), self.images)
+                self.images = task.train  # with the range that was stated, or measured
                 self._embeddings[name] = compute(
                     task, task.cache or options.features_folder, self._reporter, loads=name
                 )

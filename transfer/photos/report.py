@@ -8,7 +8,7 @@ from pathlib import Path
 from excb.console import Reporter, plural
 from excb.errors import require
 from excb.files.atomic import check_writable_folder, write_text
-from excb.images.image_set import ImageSet
+from excb.images.image_set import Images
 from excb.images.scanning import refuse_among
 
 from .findings import Findings
@@ -31,7 +31,7 @@ COLUMNS = (
 )
 
 
-def check_out(images: ImageSet, out: Path) -> None:
+def check_out(images: Images, out: Path) -> None:
     """Refuse a folder for the report before anything is computed. Raises UserError."""
     refuse_among(images, out)
     require(not out.exists() or out.is_dir(), f"--out {out} is a file: name a folder")

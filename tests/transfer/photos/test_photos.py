@@ -106,6 +106,22 @@ def test_copies_and_series_are_never_on_both_sides(folder: Path, tmp_path: Path)
     assert len(test) == pytest.approx(0.25 * 38, abs=6)
 
 
+def test_deep_images_have_one_range(folder: Path, tmp_path: Path) -> None:
+    """12 bits in files of 16: by the stated range the vectors are those of the 8-bit photographs."""
+    here, rows = tmp_path / "deep", labelled(folder, 3)
+    here.mkdir()
+    (tmp_path / "plain").mkdir()
+    for path, _ in rows:
+        grey = np.asarray(Image.open(folder / path).convert("L"))
+        Image.fromarray(grey.astype(np.uint16) * 16).save(here / path)
+        Image.fromarray(grey).save(tmp_path / "plain" / path)
+    table = write_labels(tmp_path / "labels.csv", labelled(folder, 2))
+    deep = excb.Photos(here, table, networks=[NETWORK], range="0..4080", device="cpu", quiet=True)
+    plain = excb.Photos(tmp_path / "plain", table, networks=[NETWORK], device="cpu", quiet=True)
+    np.testing.assert_allclose(deep.rows(NETWORK), plain.rows(NETWORK), atol=2e-3)
+    assert "data:image/jpeg" in deep.report(tmp_path / "out").read_text()
+
+
 def test_without_labels_it_says_what_to_label_first(folder: Path) -> None:
     photos = excb.Photos(folder, networks=[NETWORK], device="cpu", quiet=True)
     first = photos.label_next(6)
