@@ -247,7 +247,7 @@ def judge_run(run: RunFigures) -> RunVerdict:
     if (stronger := run.stronger) is not None:
         summary += f" The strongest reference is {run.described(stronger)}, {-run.lead(stronger):.1f} points above."
     if run.decisive != "knn_top1":
-        summary += " Without labels this says how well features know an image again, not what they say of its subject."
+        summary += " Without labels this says how well features find an altered copy of an image, not what it shows."
     return RunVerdict(
         learned,
         summary,

@@ -32,7 +32,7 @@ def test_the_script_trains_evaluates_embeds_searches_and_loads(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     write_images(tmp_path / "photos" / "train")
-    write_images(tmp_path / "photos" / "test", each=3)
+    write_images(tmp_path / "photos" / "test", each=5)
     query = tmp_path / "photos" / "test" / "class1" / "0.png"
     (tmp_path / "query.jpg").write_bytes(query.read_bytes())
 
@@ -50,7 +50,7 @@ def test_the_script_trains_evaluates_embeds_searches_and_loads(
     found = names["embeddings"].search("query.jpg", k=1)[0]
     assert (found.path.split("/")[-1], round(found.cosine, 6)) == ("0.png", 1.0)
     with np.load("photos.npz") as arrays:
-        assert arrays["vectors"].shape == (36, names["backbone"].width)
+        assert arrays["vectors"].shape == (42, names["backbone"].width)
     printed = capsys.readouterr().out.splitlines()
     assert printed[1].startswith(f"{names['result'].figures['knn_top1_k20']} (")
     assert f"{found.cosine:.3f} {found.path}" in printed
