@@ -18,7 +18,7 @@ from excb.errors import require
 from ..probes.logistic import NEVER, Standard, fit_regression
 from ..probes.recipes import FEW_STRENGTHS, FOLDS
 
-MOST_CHOOSING = 2000  # labelled images that choose the penalty, at most: of more, the choice is clear
+MOST_CHOOSING = 500  # labelled images that choose the penalty, at most: with more, the many fits would take minutes
 TEMPERATURES = (1 / 16, 16.0)  # the least and the greatest that is tried
 
 
