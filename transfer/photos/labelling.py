@@ -5,6 +5,7 @@ a label, and in each the image with the closest neighbours. Uncertainty is the m
 (Scheffer et al., 2001). `benchmarks/photos.py` compares both with random choice.
 """
 
+import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Literal
@@ -66,9 +67,12 @@ def _uncertain(known: np.ndarray, probabilities: Tensor, count: int) -> list[int
 def _covering(unit: Tensor, known: np.ndarray, count: int, seed: int) -> list[int]:
     """TypiClust: a typical image of each of the largest clusters that have the fewest labels."""
     from sklearn.cluster import KMeans
+    from sklearn.exceptions import ConvergenceWarning
 
     number = min(int(known.sum()) + count, MOST_CLUSTERS, len(unit))
-    clusters = KMeans(number, n_init=1, random_state=seed).fit_predict(unit.numpy())
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ConvergenceWarning)  # fewer clusters, where images are equal
+        clusters = KMeans(number, n_init=1, random_state=seed).fit_predict(unit.numpy())
     sizes = np.bincount(clusters, minlength=number)
     labels = np.bincount(clusters[known], minlength=number)
     waiting = [_by_typicality(unit, np.flatnonzero(clusters == cluster), known) for cluster in range(number)]

@@ -21,6 +21,7 @@ from excb.ledger import Ledger, LedgerEntry
 
 from ..embeddings.computing import compute, open_embedding
 from ..embeddings.options import EmbedOptions
+from ..probes.logistic import STEPS
 from . import references
 from .comparison import Compared, Kind, NetworkComparison, most_frequent, single_groups
 from .findings import Findings
@@ -175,6 +176,10 @@ class Photos:
         def add(name: str, kind: Kind, rows: Tensor) -> None:
             with self._reporter.progress(f"labels by {name}", validation_fits(len(labels), len(parts))) as bar:
                 found = cross_validate(rows, labels, parts, classes=classes, progress=bar.advance)
+            if not found.converged:
+                self._reporter.warn(
+                    f"labels by {name}: a logistic regression has not converged in {plural(STEPS, 'step')}"
+                )
             entries.append(Compared(name, kind, found, groups))
 
         for name in self.networks:

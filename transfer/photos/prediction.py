@@ -1,4 +1,4 @@
-"""GuessedLabels of images without a label: a calibrated probability each, and which of them to believe."""
+"""Predictions of images without a label: a calibrated probability each, and which of them to believe."""
 
 from dataclasses import dataclass
 from typing import Any

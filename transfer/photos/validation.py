@@ -48,7 +48,7 @@ class Classifier:
 
 @dataclass(frozen=True)
 class Validated:
-    """GuessedLabels of labelled images by models that did not see them.
+    """Predictions of labelled images by models that did not see them.
 
     Attributes:
         probabilities: [n, K] float64, calibrated by the other parts.
@@ -120,28 +120,27 @@ def cross_validate(
     """
     masks = [torch.from_numpy(part) for part in parts]
     choosing = _choosing(len(labels))
+    logits = {C: torch.full((len(labels), classes), math.nan, dtype=torch.float64) for C in FEW_STRENGTHS}
+    converged = True
 
-    def predicted(train: Tensor, held: Tensor, C: float) -> tuple[Tensor, bool]:
-        return _predicted(rows[train], labels[train], rows[held], C, classes)
-
-    logits, converged = dict[float, Tensor](), True
-    for C in FEW_STRENGTHS:
-        logits[C] = torch.full((len(labels), classes), math.nan, dtype=torch.float64)
-        for held in masks:
-            train, queries = ~held & choosing, held & choosing
-            logits[C][queries], good = predicted(train, queries, C)
-            converged &= good
+    def predict(train: Tensor, held: Tensor, strengths: Sequence[float]) -> bool:
+        features, queries = _reduced(rows[train], rows[held])
+        good = True
+        for C in strengths:
+            model = fit_regression(features, labels[train], C, classes=classes)
+            logits[C][held] = model.scores(queries)
+            good &= model.converged
             progress(1)
-    decided = {part: _suiting(logits, labels, ~masks[part] & choosing) for part in range(len(masks))}
+        return good
+
+    for held in masks:
+        converged &= predict(~held & choosing, held & choosing, FEW_STRENGTHS)
+    decided = [_suiting(logits, labels, ~held & choosing) for held in masks]
     if not bool(choosing.all()):
-        for part, held in enumerate(masks):
-            C = decided[part][0]
-            logits[C][held], good = predicted(~held, held, C)
-            converged &= good
-            progress(1)
+        for held, (C, _) in zip(masks, decided, strict=True):
+            converged &= predict(~held, held, (C,))
     probabilities = torch.empty(len(labels), classes, dtype=torch.float64)
-    for part, held in enumerate(masks):
-        C, temperature = decided[part]
+    for held, (C, temperature) in zip(masks, decided, strict=True):
         probabilities[held] = (logits[C][held] / temperature).softmax(1)
     C, temperature = _suiting(logits, labels, choosing)
     return Validated(probabilities, probabilities.argmax(1) == labels, temperature, C, converged)
@@ -166,18 +165,18 @@ def _choosing(number: int) -> Tensor:
     return chosen
 
 
-def _predicted(rows: Tensor, labels: Tensor, held: Tensor, C: float, classes: int) -> tuple[Tensor, bool]:
-    """Logits of the rows held out by a model of other rows, and whether it converged.
+def _reduced(train: Tensor, held: Tensor) -> tuple[Tensor, Tensor]:
+    """Rows of train images and of others, standardised for a model of the former.
 
-    Of fewer images than dimensions the solution is in their span, so it is sought there: the same model, found faster.
+    Of far fewer images than dimensions the solution is in their span, so it is sought there: the same model, found
+    faster.
     """
-    standard = Standard.by_size(rows)
-    features, queries = standard(rows), standard(held)
-    if len(features) < features.shape[1]:
-        basis = torch.linalg.svd(features, full_matrices=False).Vh.T
+    standard = Standard.by_size(train)
+    features, queries = standard(train), standard(held)
+    if 2 * len(features) < features.shape[1]:
+        basis = torch.linalg.qr(features.T).Q
         features, queries = features @ basis, queries @ basis
-    model = fit_regression(features, labels, C, classes=classes)
-    return model.scores(queries), model.converged
+    return features, queries
 
 
 def _suiting(logits: dict[float, Tensor], labels: Tensor, among: Tensor) -> tuple[float, float]:

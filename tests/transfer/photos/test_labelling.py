@@ -57,6 +57,12 @@ def test_all_that_is_left_is_taken_once(rule: Rule) -> None:
     assert sorted(chosen) == list(range(4, 13))
 
 
+def test_equal_images_are_fewer_clusters_without_a_warning(recwarn: pytest.WarningsRecorder) -> None:
+    chosen, _ = next_to_label(torch.eye(2).repeat(4, 1), np.full(8, -1), 6, probabilities=None, seed=0)
+    assert len(set(chosen)) == 6
+    assert not recwarn.list
+
+
 def test_flipped_labels_are_doubted_and_no_others() -> None:
     random = np.random.default_rng(0)
     truth = random.integers(0, 5, 300)

@@ -6,7 +6,8 @@ import torch
 from sklearn.linear_model import LogisticRegression
 
 from excb import UserError
-from excb.transfer.photos.comparison import effective
+from excb.inference.accuracy import difference_interval
+from excb.transfer.photos.comparison import Compared, NetworkComparison, effective
 from excb.transfer.photos.prediction import adaptive_calibration_error, certainty_of
 from excb.transfer.photos.validation import Validated, cross_validate, fit_classifier, validation_parts
 
@@ -99,6 +100,26 @@ def test_calibration_error_of_a_coin_that_is_called_certain_is_a_half() -> None:
     hits = torch.arange(1000) % 2 == 0
     assert adaptive_calibration_error(torch.ones(1000), hits) == pytest.approx(0.5)
     assert adaptive_calibration_error(torch.full((1000,), 0.5), hits) == pytest.approx(0, abs=0.02)
+
+
+def test_three_images_show_no_lead() -> None:
+    right, wrong = (Validated(torch.ones(3, 1), torch.full((3,), hit), 1.0, 1.0, True) for hit in (True, False))
+    network, reference = Compared("a", "network", right, np.arange(3)), Compared("b", "reference", wrong, np.arange(3))
+    assert not network.is_ahead(reference)
+    assert "Predictions from these labels show little" in NetworkComparison((network, reference), 3, 1, 0).words
+
+
+def test_a_lead_is_the_adjusted_one_of_pairs() -> None:
+    """Where every image is a group, the interval is that of `difference_interval`, but for Student's t."""
+    random = torch.Generator().manual_seed(0)
+    hits = [torch.rand(2000, generator=random) < share for share in (0.6, 0.55)]
+    first, second = (
+        Compared("", "network", Validated(torch.empty(0), own, 1, 1, True), np.arange(2000)) for own in hits
+    )
+    lead = first.lead(second)
+    low, high = difference_interval(hits[1], hits[0])
+    assert 100 * (lead.value - lead.margin()) == pytest.approx(low, abs=0.02)
+    assert 100 * (lead.value + lead.margin()) == pytest.approx(high, abs=0.02)
 
 
 def test_copies_of_an_image_are_worth_one() -> None:
