@@ -25,7 +25,8 @@ extensions = [
     "sphinx.ext.napoleon",
     "sphinx.ext.viewcode",
     "sphinx_copybutton",
-    "from_code",  # beside this file, as the next
+    "from_code",  # beside this file, as the next two
+    "line_breaks",
     "records",
 ]
 exclude_patterns = ["_build"]

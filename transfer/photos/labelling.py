@@ -30,7 +30,14 @@ class NextLabels:
 
 
 def next_to_label(
-    rows: Tensor, labels: np.ndarray, count: int, *, probabilities: Tensor | None, seed: int, rule: Rule | None = None
+    rows: Tensor,
+    labels: np.ndarray,
+    count: int,
+    *,
+    probabilities: Tensor | None,
+    seed: int,
+    groups: np.ndarray | None = None,
+    rule: Rule | None = None,
 ) -> tuple[list[int], Rule]:
     """Images to label, the most useful first, and by which rule.
 
@@ -40,6 +47,8 @@ def next_to_label(
         count: how many.
         probabilities: [N, K]; None of too few labels for a model.
         seed: of the clusters.
+        groups: [N] int64, of images that show the same: one of each is asked for, and none of a group with a label,
+            before any other; None if no two do.
         rule: to choose by; by default coverage up to `COVERED` labels a class, then uncertainty.
     """
     known = labels >= 0
@@ -49,11 +58,23 @@ def next_to_label(
         rule = "uncertainty" if probabilities is not None and covered else "coverage"
     if rule == "uncertainty" and probabilities is None:
         rule = "coverage"
-    unit = F.normalize(rows.float(), dim=1)
+    first, again = _one_of_each(known, np.arange(len(known)) if groups is None else groups)
+    shown = np.flatnonzero(known | first)
+    wanted, own = min(count, int(first.sum())), known[shown]
     if rule == "uncertainty":
         assert probabilities is not None
-        return _uncertain(known, probabilities, count), rule
-    return CHOICES[rule](unit, known, count, seed), rule
+        chosen = _uncertain(own, probabilities[torch.from_numpy(shown)], wanted)
+    else:
+        chosen = CHOICES[rule](F.normalize(rows[torch.from_numpy(shown)].float(), dim=1), own, wanted, seed)
+    return [*shown[chosen].tolist(), *np.flatnonzero(again)[: count - wanted].tolist()], rule
+
+
+def _one_of_each(known: np.ndarray, groups: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Images to ask for, the first of each group without a label; and the others without a label. Both bool [N]."""
+    first = np.zeros(len(groups), bool)
+    first[np.unique(groups, return_index=True)[1]] = True
+    first &= ~np.isin(groups, groups[known])
+    return first, ~known & ~first
 
 
 def _uncertain(known: np.ndarray, probabilities: Tensor, count: int) -> list[int]:

@@ -239,6 +239,9 @@ class Photos:
     def label_next(self, count: int = 20, *, network: str | Path | None = None, rule: Rule | None = None) -> NextLabels:
         """Images to label next: ones that cover what has no label, then ones that the model is least sure of.
 
+        Copies and near-copies of each other are asked for once, those of labelled images not at all, while there are
+        others.
+
         Args:
             count: how many.
             network: whose features decide; by default the best one, or the first where nothing is labelled.
@@ -253,7 +256,10 @@ class Photos:
         name = os.fspath(network) if network is not None else self._entry(None).name if enough else self.networks[0]
         rows = self.rows(name)
         probabilities = self.classifier(name).probabilities(rows) if enough and name in self.networks else None
-        chosen, by = next_to_label(rows, self.targets, count, probabilities=probabilities, seed=self.seed, rule=rule)
+        groups = self._copies[0][self.readable]
+        chosen, by = next_to_label(
+            rows, self.targets, count, probabilities=probabilities, seed=self.seed, groups=groups, rule=rule
+        )
         return NextLabels(tuple(self._paths[index] for index in chosen), by)
 
     def label_errors(self, network: str | Path | None = None) -> list[PossibleError]:

@@ -57,6 +57,18 @@ def test_all_that_is_left_is_taken_once(rule: Rule) -> None:
     assert sorted(chosen) == list(range(4, 13))
 
 
+@pytest.mark.parametrize("rule", ["coverage", "uncertainty", "k-center"])
+def test_copies_are_asked_for_once_and_last_of_all_those_of_labelled_images(rule: Rule) -> None:
+    rows, _ = clusters([8, 8])
+    labels = np.full(16, -1)
+    labels[[0, 8]] = 0, 1
+    groups = np.arange(16) // 2  # every image has a copy beside it; those of 0 and 8 are labelled
+    probabilities = torch.full((16, 2), 0.5)
+    chosen, _ = next_to_label(rows, labels, 100, probabilities=probabilities, seed=0, groups=groups, rule=rule)
+    assert sorted(groups[chosen[:6]].tolist()) == [1, 2, 3, 5, 6, 7]
+    assert sorted(chosen) == [index for index in range(16) if index not in (0, 8)]
+
+
 def test_equal_images_are_fewer_clusters_without_a_warning(recwarn: pytest.WarningsRecorder) -> None:
     chosen, _ = next_to_label(torch.eye(2).repeat(4, 1), np.full(8, -1), 6, probabilities=None, seed=0)
     assert len(set(chosen)) == 6
