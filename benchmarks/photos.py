@@ -1,6 +1,7 @@
 """`excb-eval photos` on sets whose labels are known: guesses from few labels, what to label next, and flipped labels.
 
 Run: python -m benchmarks.photos {guesses,next,errors} TRAIN.npz TEST.npz [TRAIN.npz TEST.npz ...] [--seeds 5]
+     python -m benchmarks.photos references FOLDER [FOLDER ...] [--seeds 3]
 The files are embeddings of class folders (`excb-eval embed`): pairs of train and test images by one network each.
 
 guesses: five labels of each class (--each); accuracy, calibration error and certainty on the rest of the train images,
@@ -8,9 +9,12 @@ which are what `excb-eval photos` guesses, and on the test images, which may hav
 next: from no label to 100, 200 and 400 (--budgets) by each rule; accuracy of logistic regression on the test images.
 errors: 5 % of the train labels flipped to another class (--flipped); precision and recall of what is doubted, beside
 cleanlab's on the same probabilities (pip install cleanlab).
+references: class folders; accuracy of raw pixels and of the colour histogram with as many steps of the solver as
+`photos` allows them and with as many as it allows networks, and the CPU seconds of both.
 """
 
 import argparse
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -19,13 +23,17 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from excb.images.scanning import scan_folder
 from excb.inference.estimate import Estimate
+from excb.references.baselines import WITHOUT_NETWORK, features_without_network
 from excb.transfer.embeddings.embeddings import Embeddings
 from excb.transfer.photos.label_errors import suspicious
+from excb.transfer.photos.label_kinds import ONE
 from excb.transfer.photos.labelling import next_to_label
+from excb.transfer.photos.photos import REFERENCE_STEPS
 from excb.transfer.photos.prediction import adaptive_calibration_error, certainty_of
 from excb.transfer.photos.validation import Classifier, cross_validate, fit_classifier, validation_parts
-from excb.transfer.probes.logistic import Standard, fit_regression
+from excb.transfer.probes.logistic import STEPS, Standard, fit_regression
 
 PENALTY = 0.1  # C of every model of `next`, so that rules differ in images alone
 RULES = ("random", "coverage", "uncertainty", "k-center", "both")
@@ -52,7 +60,7 @@ class Labelled(NamedTuple):
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=("guesses", "next", "errors"))
+    parser.add_argument("what", choices=("guesses", "next", "errors", "references"))
     parser.add_argument("files", type=Path, nargs="+")
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--each", type=int, default=5)
@@ -60,6 +68,10 @@ def main() -> None:
     parser.add_argument("--flipped", type=float, default=0.05)
     args = parser.parse_args()
     torch.set_num_threads(1)
+    if args.what == "references":
+        for folder in args.files:
+            references(folder, args.seeds)
+        return
     for train_file, test_file in zip(args.files[::2], args.files[1::2], strict=True):
         train = Labelled.read(train_file)
         test = Labelled.read(test_file, train.classes)
@@ -148,9 +160,9 @@ def _chosen(rule: str, train: Labelled, known: np.ndarray, count: int, seed: int
     if rule == "random" or (rule == "uncertainty" and not (known >= 0).any()):
         random = np.random.default_rng([seed, int((known >= 0).sum())])
         return [int(index) for index in _drawn(random, np.flatnonzero(known < 0), count)]
-    chances = _model(train, known).probabilities(train.rows) if (known >= 0).any() else None
+    margins = ONE.margins(_model(train, known).probabilities(train.rows)) if (known >= 0).any() else None
     wanted: Any = None if rule == "both" else rule
-    chosen: list[int] = next_to_label(train.rows, known, count, probabilities=chances, seed=seed, rule=wanted)[0]
+    chosen: list[int] = next_to_label(train.rows, known, count, margins=margins, seed=seed, rule=wanted)[0]
     return chosen
 
 
@@ -159,7 +171,7 @@ def _model(train: Labelled, known: np.ndarray) -> Classifier:
     standard = Standard.by_size(train.rows[some])
     labels = torch.from_numpy(known[known >= 0])
     model = fit_regression(standard(train.rows[some]), labels, PENALTY, classes=len(train.classes))
-    return Classifier(standard, model.weight, model.bias, 1.0, PENALTY)
+    return Classifier(ONE, standard, model.weight, model.bias, 1.0, PENALTY)
 
 
 def _uncalibrated(rows: Tensor, labels: Tensor, C: float, test: Labelled) -> float:
@@ -174,6 +186,26 @@ def _cleanlab(labels: np.ndarray, chances: np.ndarray) -> np.ndarray:
 
     doubted: np.ndarray = find_label_issues(labels, chances, n_jobs=1)
     return doubted
+
+
+def references(folder: Path, seeds: int) -> None:
+    """Few and many steps of the solver."""
+    images = scan_folder(folder)
+    labels = torch.from_numpy(np.asarray(images.labels))
+    classes = int(labels.max()) + 1
+    print(f"{folder}: {len(images):,} images, {classes} classes")
+    for name, (title, _) in WITHOUT_NETWORK.items():
+        rows = features_without_network(name, images).rows
+        found, cost = dict[int, list[float]](), dict[int, float]()
+        for steps in (REFERENCE_STEPS, STEPS):
+            before = time.process_time()
+            for seed in range(seeds):
+                parts = validation_parts(labels.numpy(), np.arange(len(labels)), seed)
+                hits = cross_validate(rows, labels, parts, classes=classes, steps=steps).hits
+                found.setdefault(steps, []).append(100 * float(hits.double().mean()))
+            cost[steps] = (time.process_time() - before) / seeds
+            print(f"  {title:20s} {steps:5,} steps: {_said(found[steps])}  {cost[steps]:.0f} CPU seconds", flush=True)
+        print(f"  {title:20s} difference: {_said(np.subtract(found[STEPS], found[REFERENCE_STEPS]).tolist())}")
 
 
 def _drawn(random: np.random.Generator, among: np.ndarray, count: int) -> np.ndarray:

@@ -95,20 +95,30 @@ class LabelTable:
         Raises:
             UserError: there is no such column, or none of paths; or an image has two values, or there is no row.
         """
+        known = dict[str, str]()
+        for name, value in self.cells(names, split):
+            if known.setdefault(name, value) != value:
+                column = next(column for column in names if column in self.columns)
+                said = f"{known[name] or 'none'} and {value or 'none'}"
+                raise UserError(f"{self.file} gives {name} two {column}s, {said}: remove one row")
+        return known
+
+    def cells(self, names: Sequence[str], split: Split | None = None) -> list[tuple[str, str]]:
+        """The path of every row of a split, and its cell in the first of these columns that there is.
+
+        Raises:
+            UserError: there is no such column, or none of paths, or no row.
+        """
         found = [next((name for name in some if name in self.columns), None) for some in (PATHS, names)]
         if None in found:
             needs = FORM if names == LABELS else f"a column {' or '.join(names)}, beside path (or file_name)"
             raise UserError(f"{self.file} has the columns {', '.join(self.columns) or 'none'}: it needs {needs}")
         path, cell = (self.columns.index(str(name)) for name in found)
-        known = dict[str, str]()
-        for row in self._rows(split):
+        rows = self._rows(split)
+        require(bool(rows), f"{self.file} has no row")
+        for row in rows:
             require(len(row) > max(path, cell), f"{self.file}: a row has too few columns: {','.join(row)}")
-            name, value = _posix(row[path], self.roots[0]), row[cell].strip()
-            if known.setdefault(name, value) != value:
-                said = f"{known[name] or 'none'} and {value or 'none'}"
-                raise UserError(f"{self.file} gives {name} two {found[1]}s, {said}: remove one row")
-        require(bool(known), f"{self.file} has no row")
-        return known
+        return [(_posix(row[path], self.roots[0]), row[cell].strip()) for row in rows]
 
     def _labels(self, split: Split | None) -> dict[str, str]:
         """The label of every image of a split."""

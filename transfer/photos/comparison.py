@@ -14,6 +14,7 @@ from torch import Tensor
 from excb.inference.accuracy import share_interval
 from excb.inference.estimate import Estimate
 
+from .label_kinds import kind_of_labels
 from .validation import Validated
 
 Kind = Literal["network", "reference"]
@@ -37,7 +38,7 @@ class Compared:
 
     @property
     def accuracy(self) -> float:
-        """In percent."""
+        """In percent; of several labels, the mean label ranking average precision."""
         return 100 * float(self.validated.hits.double().mean())
 
     @property
@@ -77,6 +78,11 @@ class NetworkComparison:
     single: int  # classes of which all labelled images are one group: no model can predict them
 
     @property
+    def figure(self) -> str:
+        """The figure's name."""
+        return self.entries[0].validated.kind.figure
+
+    @property
     def best(self) -> Compared:
         """The network with the most right answers; of equals the first."""
         return self.of("network")[0]
@@ -113,7 +119,7 @@ class NetworkComparison:
             "labelled": self.labelled,
             "classes": self.classes,
             "classes_of_one_group": self.single,
-            "figure": "accuracy of logistic regression, cross-validated over groups",
+            "figure": f"{self.figure} of logistic regression, cross-validated over groups",
             "interval": {"unit": "group of images", "method": "Wilson, with the design effect of groups"},
             "words": self.words,
             "entries": [entry.to_dict() for entry in (*self.of("network"), *self.of("reference"))],
@@ -121,24 +127,33 @@ class NetworkComparison:
 
 
 def most_frequent(labels: Tensor, groups: np.ndarray, classes: int) -> Compared:
-    """The reference that always guesses the most frequent class."""
-    shares = torch.bincount(labels, minlength=classes).double() / len(labels)
-    hits = labels == shares.argmax()
+    """The reference that always guesses the most frequent class, or ranks labels by how many images have them."""
+    kind = kind_of_labels(labels)
+    shares = kind.truth(labels, classes).double().mean(0)
     predicted = shares.expand(len(labels), classes)
-    return Compared("most frequent class", "reference", Validated(predicted, hits, 1.0, 0.0, True), groups)
+    validated = Validated(predicted, labels, kind.hits(predicted, labels), 1.0, 0.0, True)
+    return Compared(
+        "most frequent class" if labels.ndim == 1 else "most frequent labels", "reference", validated, groups
+    )
 
 
-def single_groups(labels: np.ndarray, groups: np.ndarray) -> int:
-    """Classes of which all images are in one group."""
-    return sum(len(np.unique(groups[labels == label])) == 1 for label in np.unique(labels))
+def single_groups(truth: Tensor, groups: np.ndarray) -> int:
+    """Classes of which all images are in one group; truth is bool [n, K]."""
+    return sum(len(np.unique(groups[has])) == 1 for has in truth.T.numpy())
 
 
 def effective(hits: Tensor, groups: np.ndarray) -> float:
-    """How many independent images the hits are worth: n over the design effect of groups, which is at least 1."""
+    """How many independent images with hits of 0 or 1 the hits [n] are worth.
+
+    Of hits that are 0 or 1, n over the design effect of groups, which is at least 1; those between vary less.
+    """
     share, number = float(hits.double().mean()), len(hits)
     alone = share * (1 - share) / number
     error = _grouped_mean(hits.double().numpy(), groups).error
-    return number if alone == 0 or math.isnan(error) else number / max(1.0, error**2 / alone)
+    if alone == 0 or math.isnan(error) or error == 0:
+        return number
+    effect = error**2 / alone
+    return number / (max(1.0, effect) if hits.dtype == torch.bool else effect)
 
 
 def _grouped_mean(values: np.ndarray, groups: np.ndarray) -> Estimate:

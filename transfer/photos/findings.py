@@ -49,8 +49,7 @@ class Findings:
     @cached_property
     def classes(self) -> dict[str, int]:
         """Names, and how many images are labelled so."""
-        counts = Counter(self.labels.of.tolist())
-        return {name: counts[index] for index, name in enumerate(self.labels.classes)}
+        return dict(zip(self.labels.classes, self.labels.counts.tolist(), strict=True))
 
     @property
     def labelled(self) -> int:
@@ -62,7 +61,8 @@ class Findings:
         """A line."""
         parts = [plural(len(self.images), "image"), f"{self.labelled:,} labelled"]
         if self.classes:
-            parts[-1] += f" ({plural(len(self.classes), 'class', 'classes')})"
+            kinds = ("class", "classes") if self.labels.sets is None else ("label", "labels")
+            parts[-1] += f" ({plural(len(self.classes), *kinds)})"
         if self.copies:
             extra = sum(len(group) - 1 for group in self.copies)
             parts.append(f"{plural(extra, 'copy or near-copy', 'copies and near-copies')}")

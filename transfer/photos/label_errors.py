@@ -48,3 +48,28 @@ def suspicious(probabilities: Tensor, labels: Tensor) -> list[tuple[int, int]]:
     doubted = (strongest > own) & (of_label < 0) & (strongest > 0)
     order = (own - strongest).argsort()
     return [(index, int(which[index])) for index in order.tolist() if bool(doubted[index])]
+
+
+def suspicious_sets(probabilities: Tensor, sets: Tensor) -> list[tuple[int, int]]:
+    """Images and labels of which one probably should not have the other, or should; the most suspicious first.
+
+    Every label is judged by itself, as two classes.
+
+    Args:
+        probabilities: [n, K], of models that did not see the image.
+        sets: [n, K] int8 of 0 and 1.
+    """
+    found = []
+    for label, (chance, has) in enumerate(zip(probabilities.T, sets.T.long(), strict=True)):
+        pair = torch.stack([1 - chance, chance], 1)
+        own = pair.gather(1, has[:, None])[:, 0]
+        found += [(float(own[index]), index, label) for index, _ in suspicious(pair, has)]
+    return [(index, label) for _, index, label in sorted(found)]
+
+
+def doubted_label(path: str, label: str, chance: Tensor, has: Tensor) -> PossibleError:
+    """A label of several that an image has and probably should not, or the other way round."""
+    own = float(chance) if bool(has) else 1 - float(chance)
+    names = (label, f"not {label}")
+    given, other = names if bool(has) else names[::-1]
+    return PossibleError(path, given, other, own, 1 - own)

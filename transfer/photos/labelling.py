@@ -34,7 +34,7 @@ def next_to_label(
     labels: np.ndarray,
     count: int,
     *,
-    probabilities: Tensor | None,
+    margins: Tensor | None,
     seed: int,
     groups: np.ndarray | None = None,
     rule: Rule | None = None,
@@ -45,7 +45,7 @@ def next_to_label(
         rows: [N, D], features.
         labels: [N] int64; -1 of images without a label.
         count: how many.
-        probabilities: [N, K]; None of too few labels for a model.
+        margins: [N], how far each is from another guess (`LabelKind.margins`); None of too few labels for a model.
         seed: of the clusters.
         groups: [N] int64, of images that show the same: one of each is asked for, and none of a group with a label,
             before any other; None if no two do.
@@ -55,15 +55,15 @@ def next_to_label(
     count = min(count, int((~known).sum()))
     if rule is None:
         covered = known.sum() >= COVERED * max(1, len(np.unique(labels[known])))
-        rule = "uncertainty" if probabilities is not None and covered else "coverage"
-    if rule == "uncertainty" and probabilities is None:
+        rule = "uncertainty" if margins is not None and covered else "coverage"
+    if rule == "uncertainty" and margins is None:
         rule = "coverage"
     first, again = _one_of_each(known, np.arange(len(known)) if groups is None else groups)
     shown = np.flatnonzero(known | first)
     wanted, own = min(count, int(first.sum())), known[shown]
     if rule == "uncertainty":
-        assert probabilities is not None
-        chosen = _uncertain(own, probabilities[torch.from_numpy(shown)], wanted)
+        assert margins is not None
+        chosen = _uncertain(own, margins[torch.from_numpy(shown)], wanted)
     else:
         chosen = CHOICES[rule](F.normalize(rows[torch.from_numpy(shown)].float(), dim=1), own, wanted, seed)
     return [*shown[chosen].tolist(), *np.flatnonzero(again)[: count - wanted].tolist()], rule
@@ -77,11 +77,9 @@ def _one_of_each(known: np.ndarray, groups: np.ndarray) -> tuple[np.ndarray, np.
     return first, ~known & ~first
 
 
-def _uncertain(known: np.ndarray, probabilities: Tensor, count: int) -> list[int]:
-    """The least margins of the two likeliest classes."""
-    best = probabilities.topk(2, dim=1).values
-    margin = (best[:, 0] - best[:, 1]).numpy()
-    order = [index for index in np.argsort(margin, kind="stable").tolist() if not known[index]]
+def _uncertain(known: np.ndarray, margins: Tensor, count: int) -> list[int]:
+    """The least margins."""
+    order = [index for index in np.argsort(margins.numpy(), kind="stable").tolist() if not known[index]]
     return order[:count]
 
 

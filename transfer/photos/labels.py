@@ -1,6 +1,6 @@
-"""Labels of some of the images: those of sub-folders, or of a table in CSV or Parquet."""
+"""Labels of some of the images, one each or several: those of sub-folders, or of a table in CSV or Parquet."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,21 +12,26 @@ from excb.images.image_set import ImageSet
 from excb.sources.label_files import LABELS, LabelTable
 
 UNLABELLED = -1
+SEVERAL = ("labels", "tags")  # columns whose cells hold any number of labels
+SEPARATORS, NO_LABEL = ";|,", "-"
 
 
 @dataclass(frozen=True)
 class PhotoLabels:
-    """The class of every image of a set.
+    """The class of every image of a set, or its labels.
 
     Attributes:
-        classes: their names.
-        of: index of each image's class, int64 [N]; `UNLABELLED` of images without one.
+        classes: names of the classes, or of the labels.
+        of: index of each image's class, int64 [N]; `UNLABELLED` of images without one. Of images with several labels
+            the rarest one, and K of those that are known to have none: images are distributed over parts by it.
         series: of each image, names that images taken together share; empty of those that are alone.
+        sets: where images have several labels: whether each image has each, int8 [N, K] of 0 and 1; else None.
     """
 
     classes: tuple[str, ...]
     of: np.ndarray
     series: tuple[str, ...] = ()
+    sets: np.ndarray | None = None
 
     @property
     def labelled(self) -> np.ndarray:
@@ -34,13 +39,29 @@ class PhotoLabels:
         known: np.ndarray = self.of != UNLABELLED
         return known
 
+    @property
+    def counts(self) -> np.ndarray:
+        """How many images have each label, int64 [K]."""
+        if self.sets is not None:
+            return np.asarray(self.sets.sum(0, dtype=np.int64))
+        return np.bincount(self.of[self.labelled], minlength=len(self.classes))
+
+    def name(self, index: int) -> str:
+        """The label of an image, or its labels; empty of images without one."""
+        if self.of[index] == UNLABELLED:
+            return ""
+        if self.sets is None:
+            return self.classes[int(self.of[index])]
+        return "; ".join(self.classes[label] for label in np.flatnonzero(self.sets[index])) or NO_LABEL
+
 
 def photo_labels(images: ImageSet, table: Path | str | None, series: str | None) -> PhotoLabels:
     """The labels that a table gives, else those of sub-folders.
 
     Args:
         images: the set.
-        table: a CSV or Parquet file with the columns path and label; a row without a label is an image without one.
+        table: a CSV or Parquet file with the columns path and label, where a row without a label is an image without
+            one; or path and labels, of which a cell or several rows of an image hold any number, and - says none.
         series: a column of the table: images with the same value stay together in every split.
 
     Raises:
@@ -52,7 +73,8 @@ def photo_labels(images: ImageSet, table: Path | str | None, series: str | None)
             return PhotoLabels((), np.full(len(images), UNLABELLED))
         return PhotoLabels(images.classes, np.asarray(images.labels, np.int64))
     rows = _read(Path(table), images.root)
-    labels = rows.values(LABELS)
+    several = not {*LABELS} & {*rows.columns} and bool({*SEVERAL} & {*rows.columns})
+    labels = _sets(rows) if several else {path: (label,) if label else None for path, label in _single(rows)}
     number = {path: index for index, path in enumerate(images.paths)}
     gone = [path for path in labels if path not in number]
     require(
@@ -60,16 +82,45 @@ def photo_labels(images: ImageSet, table: Path | str | None, series: str | None)
         f"{len(gone):,} of {plural(len(labels), 'row')} of {table} name no image below {images.root}, such as "
         f"{gone[:1] and gone[0]}: paths start in that folder and have their extensions",
     )
-    classes = tuple(sorted({label for label in labels.values() if label}))
-    index = {name: place for place, name in enumerate(classes)}
-    of = np.full(len(images), UNLABELLED)
-    for path, label in labels.items():
-        if label:
-            of[number[path]] = index[label]
-    if series is None:
-        return PhotoLabels(classes, of)
-    together = rows.values((series.lower(),))
-    return PhotoLabels(classes, of, tuple(together.get(path, "") for path in images.paths))
+    classes = tuple(sorted({label for own in labels.values() for label in own or ()}))
+    place = {name: index for index, name in enumerate(classes)}
+    of, sets = np.full(len(images), UNLABELLED), np.zeros((len(images), len(classes)), np.int8)
+    for path, own in labels.items():
+        sets[number[path], [place[label] for label in own or ()]] = 1
+    counts = sets.sum(0, dtype=np.int64)
+    for path, own in labels.items():
+        if own is not None:
+            of[number[path]] = min((place[label] for label in own), key=counts.__getitem__, default=len(classes))
+    together = () if series is None else _together(rows, series, images.paths)
+    return PhotoLabels(classes, of, together, sets if several else None)
+
+
+def _single(rows: LabelTable) -> Iterable[tuple[str, str]]:
+    return rows.values(LABELS).items()
+
+
+def _sets(rows: LabelTable) -> dict[str, tuple[str, ...] | None]:
+    """The labels of every image; None of those without a label, () of those that have none of them.
+
+    Raises:
+        UserError: cells are separated in different ways, or an image is said to have none and some.
+    """
+    cells = rows.cells(SEVERAL)
+    used = [mark for mark in SEPARATORS if any(mark in cell for _, cell in cells)]
+    require(len(used) < 2, f"{rows.file}: its labels are separated by {' and by '.join(used)}: use one of them")
+    found = dict[str, set[str]]()
+    for path, cell in cells:
+        names = cell.split(used[0]) if used else [cell]
+        found.setdefault(path, set()).update(filter(None, map(str.strip, names)))
+    mixed = next((path for path, names in found.items() if NO_LABEL in names and len(names) > 1), None)
+    require(mixed is None, f"{rows.file}: {mixed} has labels and {NO_LABEL}, which says that it has none: remove one")
+    return {path: tuple(sorted(names - {NO_LABEL})) if names else None for path, names in found.items()}
+
+
+def _together(rows: LabelTable, column: str, paths: Sequence[str]) -> tuple[str, ...]:
+    """The series of every image; the rows of an image of several labels have one."""
+    known = rows.values((column.lower(),))
+    return tuple(known.get(path, "") for path in paths)
 
 
 def _read(file: Path, root: Path) -> LabelTable:
@@ -83,8 +134,13 @@ def _read(file: Path, root: Path) -> LabelTable:
         columns = pyarrow.parquet.read_table(file)
     except (OSError, pyarrow.ArrowException) as error:
         raise UserError(f"cannot read the labels {file}: {str(error).splitlines()[0]}") from None
-    cells: Sequence[Sequence[str]] = [
-        ["" if cell is None else str(cell) for cell in column.to_pylist()] for column in columns.columns
-    ]
+    cells: Sequence[Sequence[str]] = [[_text(cell) for cell in column.to_pylist()] for column in columns.columns]
     names = tuple(name.strip().lower() for name in columns.column_names)
     return LabelTable(file, (root,), names, list(zip(*cells, strict=True)))
+
+
+def _text(cell: object) -> str:
+    """A cell of Parquet as one of CSV; a list is one of labels."""
+    if isinstance(cell, list):
+        return SEPARATORS[0].join(map(str, cell)) or NO_LABEL
+    return "" if cell is None else str(cell)

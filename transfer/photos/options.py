@@ -16,7 +16,9 @@ class PhotosOptions(RangeOption):
 
     folder: str = option(REQUIRED, "folder of images, at any depth", metavar="FOLDER", positional=True)
     labels: Path | None = option(
-        None, "a CSV or Parquet file with the columns path and label (default: sub-folders are classes)", metavar="FILE"
+        None,
+        "a CSV or Parquet file with the columns path and label, or labels for several (default: sub-folders)",
+        metavar="FILE",
     )
     networks: tuple[str, ...] = option(
         (), "to compare, as excb.load takes them (default: those of `excb-zoo list` on this machine)", metavar="NAME"

@@ -45,9 +45,7 @@ def render_photos(findings: Findings, *, progress: Callable[[int], None] = lambd
         )
     if findings.predictions is not None:
         sure = len(findings.predictions.sure)
-        figures.append(
-            ("sure guesses", f"{sure:,}", f"of {plural(len(findings.predictions), 'image')} without a label")
-        )
+        figures.append(("sure guesses", f"{sure:,}", f"of {len(findings.predictions):,} for images without a label"))
     return render_page(
         "photos",
         title=f"Photographs in {Path(str(images.root)).name}",
@@ -57,6 +55,7 @@ def render_photos(findings: Findings, *, progress: Callable[[int], None] = lambd
         figures=figures,
         footer="Cross-validated; copies and series are never on both sides. Written by excb-eval photos.",
         words=f"No network is compared: {findings.why}." if comparison is None else comparison.words,
+        figure="" if comparison is None else comparison.figure,
         entries=[] if comparison is None else [*comparison.of("network"), *comparison.of("reference")],
         ledger=findings.ledger.lines(),
         classes=sorted(findings.classes.items(), key=lambda item: (-item[1], item[0])),

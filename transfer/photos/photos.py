@@ -26,7 +26,8 @@ from . import references
 from .comparison import Compared, Kind, NetworkComparison, most_frequent, single_groups
 from .findings import Findings
 from .grouping import copy_groups, members, with_series
-from .label_errors import PossibleError, suspicious
+from .label_errors import PossibleError, doubted_label, suspicious, suspicious_sets
+from .label_kinds import kind_of_labels
 from .labelling import NextLabels, Rule, next_to_label
 from .labels import UNLABELLED, PhotoLabels, photo_labels
 from .options import SURE
@@ -38,6 +39,9 @@ if TYPE_CHECKING:
     from ..embeddings.embeddings import Embeddings
 
 SPLIT = 0.2  # of the groups, for testing
+# Of the solver, for references. They have thousands of dimensions, in which it takes ten times as many to converge, and
+# their accuracy does not change: benchmarks/photos.py measures it.
+REFERENCE_STEPS = 100
 
 
 class Photos:
@@ -57,7 +61,8 @@ class Photos:
         folder: of images, at any depth. If all of them are in sub-folders, these are the classes, unless there is a
             table of labels.
         labels: a CSV or Parquet file with the columns path (below the folder) and label; a row without a label, like an
-            image without a row, is an image without one.
+            image without a row, is an image without one. With the column labels instead, a cell holds any number of
+            them, separated by ; | or a comma, and - says that an image has none.
         networks: to compare, as `excb.load` takes them: names, runs, exported folders; by default those of
             `excb.checkpoints` that are on this machine.
         series: a column of the table that names what was taken together, such as a day or an animal: those images are
@@ -155,7 +160,7 @@ class Photos:
 
     @cached_property
     def targets(self) -> np.ndarray:
-        """The class of every readable image, int64 [R]; -1 of those without a label."""
+        """The class of every readable image, int64 [R], or its rarest label; -1 of those without a label."""
         targets: np.ndarray = self.labels.of[self.readable]
         return targets
 
@@ -175,8 +180,9 @@ class Photos:
 
         def add(name: str, kind: Kind, rows: Tensor) -> None:
             with self._reporter.progress(f"labels by {name}", validation_fits(len(labels), len(parts))) as bar:
-                found = cross_validate(rows, labels, parts, classes=classes, progress=bar.advance)
-            if not found.converged:
+                steps = STEPS if kind == "network" else REFERENCE_STEPS
+                found = cross_validate(rows, labels, parts, classes=classes, steps=steps, progress=bar.advance)
+            if not found.converged and kind == "network":
                 self._reporter.warn(
                     f"labels by {name}: a logistic regression has not converged in {plural(STEPS, 'step')}"
                 )
@@ -187,15 +193,17 @@ class Photos:
         shown, first = self._shown(known), self.embeddings(self.networks[0]).backbone
         for title, make in references.of(first, shown, self._reporter).items():
             add(title, "reference", make())
-        return NetworkComparison(tuple(entries), len(labels), classes, single_groups(labels.numpy(), groups))
+        single = single_groups(kind_of_labels(labels).truth(labels, classes), groups)
+        return NetworkComparison(tuple(entries), len(labels), classes, single)
 
     @cached_property
     def _labelled(self) -> tuple[Tensor, Tensor, list[np.ndarray]]:
-        """Which readable images are labelled [R] bool; their labels [n]; the parts of cross-validation."""
+        """Which readable images are labelled [R] bool; their labels [n] or [n, K]; the parts of cross-validation."""
         known = self.targets != UNLABELLED
         require(bool(known.any()), "no image has a label: pass a table of labels, or sort some into folders")
         parts = validation_parts(self.targets[known], self.groups[self.readable][known], self.seed)
-        return torch.from_numpy(known), torch.from_numpy(self.targets[known]), parts
+        labels = self.targets[known] if self.labels.sets is None else self.labels.sets[self.readable][known]
+        return torch.from_numpy(known), torch.from_numpy(labels), parts
 
     def _shown(self, among: Tensor) -> Images:
         """Some of the readable images."""
@@ -220,6 +228,8 @@ class Photos:
     def predict(self, network: str | Path | None = None, *, sure: float = SURE) -> GuessedLabels:
         """Guesses of all images without a label, each with a calibrated probability.
 
+        Where images have several labels, those of 0.5 or more are guessed: none of an image that probably has none.
+
         Args:
             network: one of those compared; by default the best one.
             sure: share of right answers wanted among the guesses that are called sure, 0 to 1.
@@ -233,7 +243,8 @@ class Photos:
         asked = torch.from_numpy(self.targets == UNLABELLED)
         paths = [path for path, wanted in zip(self._paths, asked.tolist(), strict=True) if wanted]
         probabilities = self.classifier(entry.name).probabilities(self.rows(entry.name)[asked])
-        guesses = guesses_of(paths, probabilities, self.labels.classes, certainty.threshold)
+        kind = entry.validated.kind
+        guesses = guesses_of(kind, paths, probabilities, self.labels.classes, certainty.threshold)
         return GuessedLabels(entry.name, tuple(guesses), certainty)
 
     def label_next(self, count: int = 20, *, network: str | Path | None = None, rule: Rule | None = None) -> NextLabels:
@@ -255,11 +266,10 @@ class Photos:
         enough = self._can_predict()
         name = os.fspath(network) if network is not None else self._entry(None).name if enough else self.networks[0]
         rows = self.rows(name)
-        probabilities = self.classifier(name).probabilities(rows) if enough and name in self.networks else None
+        model = self.classifier(name) if enough and name in self.networks else None
+        margins = None if model is None else model.kind.margins(model.probabilities(rows))
         groups = self._copies[0][self.readable]
-        chosen, by = next_to_label(
-            rows, self.targets, count, probabilities=probabilities, seed=self.seed, groups=groups, rule=rule
-        )
+        chosen, by = next_to_label(rows, self.targets, count, margins=margins, seed=self.seed, groups=groups, rule=rule)
         return NextLabels(tuple(self._paths[index] for index in chosen), by)
 
     def label_errors(self, network: str | Path | None = None) -> list[PossibleError]:
@@ -271,10 +281,15 @@ class Photos:
         entry = self._entry(network)
         known, labels, _ = self._labelled
         chances, classes = entry.validated.probabilities, self.labels.classes
-        places = known.nonzero()[:, 0].tolist()
+        paths = [self._paths[place] for place in known.nonzero()[:, 0].tolist()]
+        if labels.ndim == 2:
+            return [
+                doubted_label(paths[row], classes[k], chances[row, k], labels[row, k])
+                for row, k in suspicious_sets(chances, labels)
+            ]
         return [
             PossibleError(
-                self._paths[places[row]],
+                paths[row],
                 classes[int(labels[row])],
                 classes[other],
                 float(chances[row, labels[row]]),

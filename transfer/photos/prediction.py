@@ -9,6 +9,7 @@ from torch import Tensor
 
 from excb.inference.accuracy import share_interval
 
+from .label_kinds import LabelKind
 from .validation import Validated
 
 BINS = 10  # of the calibration error, with equally many images each
@@ -17,14 +18,14 @@ LEAST = 20  # images that a threshold of certainty is judged by, at least
 
 @dataclass(frozen=True)
 class Guess:
-    """A prediction.
+    """A label that is guessed; an image that may have several labels may have several guesses.
 
     Attributes:
         path: of the image.
         label: the likeliest class.
         probability: of it, calibrated.
         sure: whether it is above the threshold.
-        second: the next likeliest class.
+        second: the likeliest class that is not guessed.
     """
 
     path: str
@@ -41,7 +42,7 @@ class Certainty:
     Attributes:
         wanted: share of right answers among sure ones, of 1.
         threshold: the probability; above 1 where no threshold is enough.
-        share: of images that are sure, of 1.
+        share: of guesses that are sure, of 1.
         right: share of right answers among them, of 1.
         interval: of `right`, 95 %, in percent; None where none is sure.
         calibration_error: mean difference of probability and accuracy over `BINS` bins (ECE), of 1.
@@ -62,7 +63,7 @@ class Certainty:
             return f"No threshold has {100 * self.wanted:.0f} % right answers: all guesses are unsure. {error}"
         low, high = self.interval
         return (
-            f"Guesses from {self.threshold:.2f} on are called sure: {100 * self.share:.0f} % of images, of which "
+            f"Guesses from {self.threshold:.2f} on are called sure: {100 * self.share:.0f} % of them, of which "
             f"{100 * self.right:.1f} % ({low:.1f} to {high:.1f}) are right by cross-validation. {error}"
         )
 
@@ -80,7 +81,7 @@ class Certainty:
 
 @dataclass(frozen=True)
 class GuessedLabels:
-    """Guesses of all images without a label, in the order of their paths."""
+    """Guesses of all images without a label, in the order of their paths; one of each image, or several."""
 
     network: str
     guesses: tuple[Guess, ...]
@@ -101,19 +102,23 @@ class GuessedLabels:
 
 
 def certainty_of(validated: Validated, wanted: float) -> Certainty:
-    """The lowest threshold from which on enough cross-validated predictions are right."""
-    confidence, order = validated.probabilities.max(1).values.sort(descending=True)
-    hits = validated.hits[order].double()
-    right = hits.cumsum(0) / torch.arange(1, len(hits) + 1)
+    """The lowest threshold from which on enough cross-validated guesses are right."""
+    kind, chances = validated.kind, validated.probabilities
+    guessed, truth = kind.guessed(chances), kind.truth(validated.labels, chances.shape[1])
+    if not bool(guessed.any()):
+        return Certainty(wanted, 2.0, 0.0, 0.0, None, adaptive_calibration_error(chances.flatten(), truth.flatten()))
+    confidence, order = chances[guessed].sort(descending=True)
+    hits = truth[guessed][order]
+    right = hits.double().cumsum(0) / torch.arange(1, len(hits) + 1)
     last = torch.ones(len(hits), dtype=torch.bool)
     last[:-1] = confidence[1:] < confidence[:-1]  # equal probabilities are sure together
     enough = last & (right >= wanted) & (torch.arange(1, len(hits) + 1) >= min(LEAST, len(hits)))
-    error = adaptive_calibration_error(confidence, validated.hits[order])
+    error = adaptive_calibration_error(confidence, hits)
     if not bool(enough.any()):
         return Certainty(wanted, 2.0, 0.0, 0.0, None, error)
     count = int(enough.nonzero()[-1]) + 1
-    share = float(right[count - 1])
-    interval = share_interval(share, count)
+    share, images = float(right[count - 1]), guessed.nonzero()[:, 0][order[:count]].unique()
+    interval = share_interval(share, len(images))
     return Certainty(wanted, float(confidence[count - 1]), count / len(hits), share, interval, error)
 
 
@@ -130,10 +135,20 @@ def adaptive_calibration_error(confidence: Tensor, hits: Tensor) -> float:
     return sum(gaps) / len(order)
 
 
-def guesses_of(paths: list[str], probabilities: Tensor, classes: tuple[str, ...], threshold: float) -> list[Guess]:
-    """Guesses from probabilities [Q, K] of two classes or more."""
-    best, which = probabilities.topk(2, dim=1)
+def guesses_of(
+    kind: LabelKind, paths: list[str], probabilities: Tensor, classes: tuple[str, ...], threshold: float
+) -> list[Guess]:
+    """Guesses from probabilities [Q, K] of two classes or more, image by image, of each the likeliest first."""
+    guessed = kind.guessed(probabilities)
+    ranked, order = probabilities.sort(dim=1, descending=True)
+    counts = guessed.sum(1).tolist()
     return [
-        Guess(path, classes[first], chance, chance >= threshold, classes[second])
-        for path, chance, (first, second) in zip(paths, best[:, 0].tolist(), which.tolist(), strict=True)
+        Guess(path, classes[label], chance, chance >= threshold, _next(classes, labels, count))
+        for path, labels, chances, count in zip(paths, order.tolist(), ranked.tolist(), counts, strict=True)
+        for label, chance in zip(labels[:count], chances[:count], strict=True)
     ]
+
+
+def _next(classes: tuple[str, ...], labels: list[int], count: int) -> str:
+    """The likeliest label that is not guessed; none where all are."""
+    return classes[labels[count]] if count < len(labels) else ""

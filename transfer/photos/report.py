@@ -3,6 +3,8 @@
 import csv
 import io
 import json
+from collections import defaultdict
+from collections.abc import Sequence
 from pathlib import Path
 
 from excb.console import Reporter, plural
@@ -12,7 +14,6 @@ from excb.images.image_set import Images
 from excb.images.scanning import refuse_among
 
 from .findings import Findings
-from .labels import UNLABELLED
 from .page import pictures_of, render_photos
 from .prediction import Guess
 
@@ -57,7 +58,7 @@ def answer(findings: Findings, reporter: Reporter) -> None:
         reporter.answer(f"No network is compared: {findings.why}")
     else:
         reporter.table(
-            "Accuracy on your labels, cross-validated logistic regression",
+            f"{findings.comparison.figure.capitalize()} on your labels, cross-validated logistic regression",
             ["features", "%", "95 %"],
             [
                 [entry.name, f"{entry.accuracy:.1f}", "{:.1f} to {:.1f}".format(*entry.interval)]
@@ -68,7 +69,11 @@ def answer(findings: Findings, reporter: Reporter) -> None:
     if findings.predictions is not None:
         reporter.answer(findings.predictions.certainty.words)
         sure = len(findings.predictions.sure)
-        reporter.answer(f"{plural(len(findings.predictions), 'image')} without a label: {sure:,} guesses are sure")
+        asked = len(findings.images) - findings.labelled
+        reporter.answer(
+            f"{plural(asked, 'image')} without a label: {sure:,} of "
+            f"{plural(len(findings.predictions), 'guess', 'guesses')} sure"
+        )
     if findings.errors:
         rows = [[each.path, each.label, each.suggestion] for each in findings.errors[:LISTED]]
         reporter.table(f"{plural(len(findings.errors), 'label')} to look at", ["image", "label", "looks like"], rows)
@@ -78,20 +83,31 @@ def answer(findings: Findings, reporter: Reporter) -> None:
 
 def _table(findings: Findings) -> str:
     """A row for every image."""
-    guesses = {} if findings.predictions is None else {each.path: each for each in findings.predictions.guesses}
-    errors = {each.path: each.suggestion for each in findings.errors}
+    guesses, errors = defaultdict[str, list[Guess]](list), defaultdict[str, list[str]](list)
+    for guess in () if findings.predictions is None else findings.predictions.guesses:
+        guesses[guess.path].append(guess)
+    for error in findings.errors:
+        errors[error.path].append(error.suggestion)
     ranks = {} if findings.next is None else {path: place for place, path in enumerate(findings.next.paths, 1)}
     stream = io.StringIO()
     writer = csv.writer(stream, lineterminator="\n")
     writer.writerow(COLUMNS)
-    labels = findings.labels
-    for path, label, group in zip(findings.images.paths, labels.of.tolist(), findings.groups.tolist(), strict=True):
-        guess = guesses.get(path)
-        said = ("", "", "", "") if guess is None else _cells(guess)
-        name = "" if label == UNLABELLED else labels.classes[label]
-        writer.writerow([path, name, group, *said, ranks.get(path, ""), errors.get(path, "")])
+    for index, (path, group) in enumerate(zip(findings.images.paths, findings.groups.tolist(), strict=True)):
+        cells = _cells(guesses.get(path, []))
+        row = [path, findings.labels.name(index), group, *cells, ranks.get(path, ""), _joined(errors.get(path, []))]
+        writer.writerow(row)
     return stream.getvalue()
 
 
-def _cells(guess: Guess) -> tuple[str, ...]:
-    return guess.label, f"{guess.probability:.4f}", "yes" if guess.sure else "no", guess.second
+def _cells(guesses: Sequence[Guess]) -> tuple[str, ...]:
+    """Guess, probability, sure and second guess of an image; of several labels, these of each, in one order."""
+    return (
+        _joined([guess.label for guess in guesses]),
+        _joined([f"{guess.probability:.4f}" for guess in guesses]),
+        _joined(["yes" if guess.sure else "no" for guess in guesses]),
+        guesses[0].second if guesses else "",
+    )
+
+
+def _joined(cells: Sequence[str]) -> str:
+    return "; ".join(cells)

@@ -1,6 +1,7 @@
 """Cross-validated predictions of few labels: every labelled image is predicted by models that saw none of its group.
 
-Letters: n labelled images, Q others, D feature width, K classes.
+Letters: n labelled images, Q others, D feature width, K classes. Labels are a class of each image, int64 [n], or
+whether it has each label, int8 [n, K] of 0 and 1; `label_kinds.py` says what differs.
 """
 
 import math
@@ -11,12 +12,12 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from excb.errors import require
 
-from ..probes.logistic import NEVER, Standard, fit_regression
+from ..probes.logistic import STEPS, Standard, fit_regression
 from ..probes.recipes import FEW_STRENGTHS, FOLDS
+from .label_kinds import LabelKind, kind_of_labels
 
 MOST_CHOOSING = 500  # labelled images that choose the penalty, at most: with more, the many fits would take minutes
 TEMPERATURES = (1 / 16, 16.0)  # the least and the greatest that is tried
@@ -27,6 +28,7 @@ class Classifier:
     """Logistic regression whose probabilities are calibrated by a temperature (Guo et al., ICML 2017).
 
     Attributes:
+        kind: one label an image, or several.
         standard: of features.
         weight: [K, D].
         bias: [K].
@@ -34,6 +36,7 @@ class Classifier:
         C: inverse strength of the penalty.
     """
 
+    kind: LabelKind
     standard: Standard
     weight: Tensor
     bias: Tensor
@@ -43,7 +46,7 @@ class Classifier:
     def probabilities(self, rows: Tensor) -> Tensor:
         """Of every class: features [Q, D] -> [Q, K] float64; 0 of classes without a label."""
         logits = torch.addmm(self.bias, self.standard(rows), self.weight.T)
-        return (logits / self.temperature).softmax(1)
+        return self.kind.probabilities(logits / self.temperature)
 
 
 @dataclass(frozen=True)
@@ -52,17 +55,25 @@ class Validated:
 
     Attributes:
         probabilities: [n, K] float64, calibrated by the other parts.
-        hits: whether the likeliest class is the label, bool [n].
+        labels: as they are.
+        hits: whether the likeliest class is the label, bool [n]; of several labels, how well they are ranked, [n] of
+            0 to 1 (`label_kinds.ranked`).
         temperature: that suits all parts together.
         C: that suits all parts together.
         converged: whether all models were found to the solver's tolerance.
     """
 
     probabilities: Tensor
+    labels: Tensor
     hits: Tensor
     temperature: float
     C: float
     converged: bool
+
+    @property
+    def kind(self) -> LabelKind:
+        """One label an image, or several."""
+        return kind_of_labels(self.labels)
 
 
 def validation_parts(labels: np.ndarray, groups: np.ndarray, seed: int) -> list[np.ndarray]:
@@ -105,6 +116,7 @@ def cross_validate(
     parts: Sequence[np.ndarray],
     *,
     classes: int,
+    steps: int = STEPS,
     progress: Callable[[int], None] = lambda _fits: None,
 ) -> Validated:
     """Predict every part by models of the others.
@@ -113,9 +125,10 @@ def cross_validate(
 
     Args:
         rows: [n, D], features as they are.
-        labels: [n] int64.
+        labels: [n] or [n, K].
         parts: masks of `validation_parts`.
         classes: K.
+        steps: of the solver, at most.
         progress: called with numbers of fits, of which there are `validation_fits`.
     """
     masks = [torch.from_numpy(part) for part in parts]
@@ -127,7 +140,7 @@ def cross_validate(
         features, queries = _reduced(rows[train], rows[held])
         good = True
         for C in strengths:
-            model = fit_regression(features, labels[train], C, classes=classes)
+            model = fit_regression(features, labels[train], C, classes=classes, steps=steps)
             logits[C][held] = model.scores(queries)
             good &= model.converged
             progress(1)
@@ -141,9 +154,11 @@ def cross_validate(
             converged &= predict(~held, held, (C,))
     probabilities = torch.empty(len(labels), classes, dtype=torch.float64)
     for held, (C, temperature) in zip(masks, decided, strict=True):
-        probabilities[held] = (logits[C][held] / temperature).softmax(1)
+        probabilities[held] = kind_of_labels(labels).probabilities(logits[C][held] / temperature)
     C, temperature = _suiting(logits, labels, choosing)
-    return Validated(probabilities, probabilities.argmax(1) == labels, temperature, C, converged)
+    return Validated(
+        probabilities, labels, kind_of_labels(labels).hits(probabilities, labels), temperature, C, converged
+    )
 
 
 def validation_fits(labelled: int, parts: int) -> int:
@@ -155,7 +170,7 @@ def fit_classifier(rows: Tensor, labels: Tensor, validated: Validated, *, classe
     """The model of all labelled images, with the penalty and the temperature that cross-validation chose."""
     standard = Standard.by_size(rows)
     model = fit_regression(standard(rows), labels, validated.C, classes=classes)
-    return Classifier(standard, model.weight, model.bias, validated.temperature, validated.C)
+    return Classifier(kind_of_labels(labels), standard, model.weight, model.bias, validated.temperature, validated.C)
 
 
 def _choosing(number: int) -> Tensor:
@@ -180,27 +195,20 @@ def _reduced(train: Tensor, held: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _suiting(logits: dict[float, Tensor], labels: Tensor, among: Tensor) -> tuple[float, float]:
-    """The penalty whose predictions have most right answers among some images, and their best temperature."""
+    """The penalty whose predictions are right most often among some images, and their best temperature."""
+    kind, some = kind_of_labels(labels), labels[among]
 
-    def figures(C: float) -> tuple[int, float]:
-        hits = int((logits[C][among].argmax(1) == labels[among]).sum())
-        return hits, -_loss(logits[C][among], labels[among], 1.0)
+    def figures(C: float) -> tuple[float, float]:
+        own = logits[C][among]
+        return float(kind.hits(own, some).double().sum()), -kind.loss(own, some)
 
     C = max(FEW_STRENGTHS, key=figures)
-    return C, _temperature(logits[C][among], labels[among])
+    return C, _temperature(kind, logits[C][among], some)
 
 
-def _temperature(logits: Tensor, labels: Tensor) -> float:
+def _temperature(kind: LabelKind, logits: Tensor, labels: Tensor) -> float:
     from scipy.optimize import minimize_scalar
 
     ends = [math.log(end) for end in TEMPERATURES]
-    found = minimize_scalar(lambda log: _loss(logits, labels, math.exp(log)), bounds=ends, method="bounded")
+    found = minimize_scalar(lambda log: kind.loss(logits, labels, math.exp(log)), bounds=ends, method="bounded")
     return math.exp(float(found.x))
-
-
-def _loss(logits: Tensor, labels: Tensor, temperature: float) -> float:
-    """Mean cross-entropy of the images whose class the models knew."""
-    known = logits.gather(1, labels[:, None])[:, 0] > NEVER / 2
-    if not bool(known.any()):
-        return 0.0
-    return float(F.cross_entropy(logits[known] / temperature, labels[known]))

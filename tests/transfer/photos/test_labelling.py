@@ -5,6 +5,7 @@ import pytest
 import torch
 
 from excb.transfer.photos.label_errors import suspicious
+from excb.transfer.photos.label_kinds import ONE
 from excb.transfer.photos.labelling import COVERED, Rule, next_to_label
 
 
@@ -18,7 +19,7 @@ def clusters(sizes: list[int], *, seed: int = 0) -> tuple[torch.Tensor, np.ndarr
 
 def test_coverage_takes_one_of_each_cluster_the_largest_first() -> None:
     rows, which = clusters([40, 5, 20, 10])
-    chosen, rule = next_to_label(rows, np.full(75, -1), 4, probabilities=None, seed=0)
+    chosen, rule = next_to_label(rows, np.full(75, -1), 4, margins=None, seed=0)
     assert rule == "coverage"
     assert which[chosen].tolist() == [0, 2, 3, 1]
 
@@ -27,7 +28,7 @@ def test_coverage_leaves_out_clusters_with_a_label() -> None:
     rows, which = clusters([40, 5, 20, 10])
     labels = np.full(75, -1)
     labels[3] = 0
-    chosen, _ = next_to_label(rows, labels, 3, probabilities=None, seed=0)
+    chosen, _ = next_to_label(rows, labels, 3, margins=None, seed=0)
     assert sorted(which[chosen].tolist()) == [1, 2, 3]
 
 
@@ -36,7 +37,7 @@ def test_uncertainty_takes_the_least_margins_once_classes_are_covered() -> None:
     labels = np.where(np.arange(60) % 30 < COVERED, which, -1)
     margins = np.linspace(0, 1, 60)
     probabilities = torch.from_numpy(np.stack([(1 + margins) / 2, (1 - margins) / 2], 1))
-    chosen, rule = next_to_label(rows, labels, 3, probabilities=probabilities, seed=0)
+    chosen, rule = next_to_label(rows, labels, 3, margins=ONE.margins(probabilities), seed=0)
     assert rule == "uncertainty"
     assert chosen == [10, 11, 12]  # the first ten are labelled
 
@@ -44,7 +45,7 @@ def test_uncertainty_takes_the_least_margins_once_classes_are_covered() -> None:
 def test_k_center_takes_what_is_farthest_from_all_labels() -> None:
     rows, which = clusters([30, 2, 30])
     labels = np.where(which == 0, 0, -1)
-    chosen, _ = next_to_label(rows, labels, 2, probabilities=None, seed=0, rule="k-center")
+    chosen, _ = next_to_label(rows, labels, 2, margins=None, seed=0, rule="k-center")
     assert sorted(which[chosen].tolist()) == [1, 2]
 
 
@@ -52,8 +53,8 @@ def test_k_center_takes_what_is_farthest_from_all_labels() -> None:
 def test_all_that_is_left_is_taken_once(rule: Rule) -> None:
     rows, which = clusters([6, 7])
     labels = np.where(np.arange(13) < 4, which, -1)
-    probabilities = torch.full((13, 2), 0.5)
-    chosen, _ = next_to_label(rows, labels, 100, probabilities=probabilities, seed=0, rule=rule)
+    margins = torch.zeros(13)
+    chosen, _ = next_to_label(rows, labels, 100, margins=margins, seed=0, rule=rule)
     assert sorted(chosen) == list(range(4, 13))
 
 
@@ -63,14 +64,14 @@ def test_copies_are_asked_for_once_and_last_of_all_those_of_labelled_images(rule
     labels = np.full(16, -1)
     labels[[0, 8]] = 0, 1
     groups = np.arange(16) // 2  # every image has a copy beside it; those of 0 and 8 are labelled
-    probabilities = torch.full((16, 2), 0.5)
-    chosen, _ = next_to_label(rows, labels, 100, probabilities=probabilities, seed=0, groups=groups, rule=rule)
+    margins = torch.zeros(16)
+    chosen, _ = next_to_label(rows, labels, 100, margins=margins, seed=0, groups=groups, rule=rule)
     assert sorted(groups[chosen[:6]].tolist()) == [1, 2, 3, 5, 6, 7]
     assert sorted(chosen) == [index for index in range(16) if index not in (0, 8)]
 
 
 def test_equal_images_are_fewer_clusters_without_a_warning(recwarn: pytest.WarningsRecorder) -> None:
-    chosen, _ = next_to_label(torch.eye(2).repeat(4, 1), np.full(8, -1), 6, probabilities=None, seed=0)
+    chosen, _ = next_to_label(torch.eye(2).repeat(4, 1), np.full(8, -1), 6, margins=None, seed=0)
     assert len(set(chosen)) == 6
     assert not recwarn.list
 

@@ -22,6 +22,12 @@ def drawn(number: int, width: int, *, apart: float, seed: int = 0) -> tuple[torc
     return torch.from_numpy(rows).float(), labels
 
 
+def with_hits(hits: torch.Tensor, confidence: torch.Tensor | None = None) -> Validated:
+    """Two classes, of which the first is always guessed."""
+    first = torch.ones(len(hits), dtype=torch.float64) if confidence is None else confidence
+    return Validated(torch.stack([first, 1 - first], 1), (~hits).long(), hits, 1.0, 1.0, True)
+
+
 @pytest.mark.parametrize("width", [6, 200])  # fewer and more than there are images
 def test_every_part_is_predicted_by_the_others_as_scikit_learn_does(width: int) -> None:
     rows, labels = drawn(90, width, apart=0.5)
@@ -83,14 +89,13 @@ def test_the_threshold_is_the_lowest_that_is_right_often_enough() -> None:
     confidence = torch.linspace(0.99, 0.5, 100, dtype=torch.float64)
     hits = torch.ones(100, dtype=torch.bool)
     hits[50::2] = False  # from 0.74 down, every other one is wrong
-    chances = torch.stack([confidence, 1 - confidence], 1)
-    found = certainty_of(Validated(chances, hits, 1.0, 1.0, True), 0.9)
+    found = certainty_of(with_hits(hits, confidence), 0.9)
     sure = confidence >= found.threshold
     assert hits[sure].double().mean() >= 0.9
     assert found.right == pytest.approx(float(hits[sure].double().mean()))
     lower = confidence >= confidence[int(sure.sum()) + 1]
     assert hits[lower].double().mean() < 0.9
-    none = certainty_of(Validated(chances, torch.zeros(100, dtype=torch.bool), 1.0, 1.0, True), 0.9)
+    none = certainty_of(with_hits(torch.zeros(100, dtype=torch.bool), confidence), 0.9)
     assert none.interval is None
     assert none.threshold > 1
     assert "unsure" in none.words
@@ -103,7 +108,7 @@ def test_calibration_error_of_a_coin_that_is_called_certain_is_a_half() -> None:
 
 
 def test_three_images_show_no_lead() -> None:
-    right, wrong = (Validated(torch.ones(3, 1), torch.full((3,), hit), 1.0, 1.0, True) for hit in (True, False))
+    right, wrong = (with_hits(torch.full((3,), hit)) for hit in (True, False))
     network, reference = Compared("a", "network", right, np.arange(3)), Compared("b", "reference", wrong, np.arange(3))
     assert not network.is_ahead(reference)
     assert "Predictions from these labels show little" in NetworkComparison((network, reference), 3, 1, 0).words
@@ -113,9 +118,7 @@ def test_a_lead_is_the_adjusted_one_of_pairs() -> None:
     """Where every image is a group, the interval is that of `difference_interval`, but for Student's t."""
     random = torch.Generator().manual_seed(0)
     hits = [torch.rand(2000, generator=random) < share for share in (0.6, 0.55)]
-    first, second = (
-        Compared("", "network", Validated(torch.empty(0), own, 1, 1, True), np.arange(2000)) for own in hits
-    )
+    first, second = (Compared("", "network", with_hits(own), np.arange(2000)) for own in hits)
     lead = first.lead(second)
     low, high = difference_interval(hits[1], hits[0])
     assert 100 * (lead.value - lead.margin()) == pytest.approx(low, abs=0.02)
