@@ -27,9 +27,10 @@ from excb.pretrain.study import figures, runner
 from excb.pretrain.study.studies import BASE, STUDIES
 from excb.pretrain.study.table import CellResults, StudyTable
 from tests.excb.images.shard_files import pack_folder
+from tests.pretrain.short_end import end_shortly
 from tests.pretrain.small_runs import OVERRIDES, write_images
 
-pytestmark = pytest.mark.usefixtures("one_thread")
+pytestmark = pytest.mark.usefixtures("one_thread", "short_end")
 
 CELLS, SEEDS = ("linear", "none"), (0, 1)
 LEFT_OUT = "left out of the held-out images: 3 images of classes without training images"
@@ -57,7 +58,9 @@ def command(images: Path, out: Path, *more: str) -> list[str]:
 def finished(images: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A study that nothing disturbed."""
     out = tmp_path_factory.mktemp("studies")
-    assert main(command(images, out)) == 0
+    with pytest.MonkeyPatch.context() as patch:
+        end_shortly(patch)
+        assert main(command(images, out)) == 0
     return out / "form"
 
 
