@@ -4,6 +4,7 @@ import difflib
 import errno
 import itertools
 import os
+import re
 import sys
 import unicodedata
 from collections.abc import Callable, Iterable
@@ -25,7 +26,10 @@ _REMEDIES = {
     errno.ENAMETOOLONG: "use a shorter name",
     **dict.fromkeys((errno.EIO, errno.ESTALE), "check its disk or file server, then start again"),
     **dict.fromkeys((errno.EMFILE, errno.ENFILE), "raise the limit of open files (`ulimit -n`)"),
+    errno.ENOMEM: "free some memory, or raise its limit (`ulimit -v`)",
 }
+# How torch, Python and the loader of libraries say that memory or threads cannot be had.
+_OUT_OF_MEMORY = re.compile("can't allocate memory|can't start new thread|failed to map segment|Cannot allocate memory")
 
 
 class UserError(Exception):
@@ -45,6 +49,13 @@ class UserError(Exception):
     def on_all_ranks(cls, message: str) -> Self:
         """The same error on every rank, which only rank 0 prints."""
         return cls(message, already_reported=not is_rank0())
+
+
+class RefusedFileError(OSError):
+    """A file that is refused before it is read: `strerror` says why, and `filename` is its path."""
+
+    def __str__(self) -> str:
+        return str(self.strerror)
 
 
 def require(holds: bool, message: str) -> None:
@@ -116,6 +127,8 @@ def as_user_error(error: OSError) -> UserError | None:
     Before Python 3.14 even `Path.exists` raises OSError where a parent folder cannot be entered, so any use of a path
     that the user gave can end here.
     """
+    if isinstance(error, RefusedFileError):
+        return UserError(f"{error.filename}: {error.strerror}")
     if error.errno not in _REMEDIES:
         return None
     if isinstance(error.filename, str | bytes | os.PathLike):
@@ -134,6 +147,14 @@ def print_error(program: str, error: UserError) -> int:
     return USER_ERROR
 
 
+def _out_of_memory(error: Exception) -> UserError | None:
+    """The user's error where memory or threads cannot be had, or None."""
+    reason = _OUT_OF_MEMORY.search(str(error))
+    if reason is None and not isinstance(error, MemoryError):
+        return None
+    return UserError(f"out of memory{f' ({reason[0]})' if reason else ''}: {_REMEDIES[errno.ENOMEM]}")
+
+
 def run_program(program: str, main: Callable[[], int]) -> int:
     """Run a command line program's `main`, turning a user's error into one line on stderr and exit code 2."""
     try:
@@ -150,8 +171,8 @@ def run_program(program: str, main: Callable[[], int]) -> int:
         for stream in (sys.stdout, sys.stderr):
             os.dup2(devnull, stream.fileno())
         return 0
-    except OSError as error:
-        if (user_error := as_user_error(error)) is None:
+    except (OSError, MemoryError, RuntimeError, ImportError) as error:
+        if (user_error := as_user_error(error) if isinstance(error, OSError) else _out_of_memory(error)) is None:
             raise
         return print_error(program, user_error)
     except KeyboardInterrupt:

@@ -16,6 +16,7 @@ from excb.console import plural
 from excb.distributed.collectives import broadcast, gather_rows, run_on_rank0
 from excb.errors import UserError, require
 from excb.files import json_text
+from excb.files.foreign import read_bytes
 from excb.hub import loading
 from excb.images.image_set import Images
 from excb.method import ExCB
@@ -142,7 +143,7 @@ def adopted(recipe: Recipe, note: Callable[[str], None], *, begun: Path | None =
 def _begun(file: Path | None, init: str) -> dict[str, Any] | None:
     """The recipe's values in a run that was started from the same checkpoint; None if there is none."""
     try:
-        recipe = json_text.parse(file.read_bytes())["recipe"] if file is not None else None
+        recipe = json_text.parse(read_bytes(file))["recipe"] if file is not None else None
         return recipe if recipe is not None and recipe["init"] == init else None
     except (OSError, ValueError, KeyError, TypeError):  # RunFolder says what is wrong with it
         return None

@@ -1,9 +1,10 @@
 """Where the values of recipes are from: `provenance.toml`, by field. Importing it needs no torch."""
 
-import tomllib
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+
+from excb.files import toml
 
 FILE = Path(__file__).with_name("provenance.toml")
 
@@ -39,7 +40,7 @@ class Provenance:
 @cache
 def provenance() -> dict[str, Provenance]:
     """The provenance of each field of which a place is known, as "section.field"; and of recipes, as "recipes.NAME"."""
-    sections = tomllib.loads(FILE.read_text(encoding="utf-8"))
+    sections = toml.read_toml(FILE)
     return {
         f"{section}.{name}": Provenance(**places)
         for section, fields in sections.items()

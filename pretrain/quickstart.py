@@ -11,6 +11,7 @@ import torch
 
 from excb.charts.style import BLUE, GREY, new_figure, save_figure, style_axes
 from excb.console import Reporter, duration
+from excb.files.foreign import read_text
 from excb.files.run_files import REPORT
 from excb.hub import loading
 from excb.images.image_set import ImageSet
@@ -72,7 +73,7 @@ def run_quickstart(
     figures[TRAINED] = knn(sets, lambda images: extract(trained, Inputs(images, trained.transform), batch=256))
     _draw(figures, out / PICTURE)
 
-    report: dict[str, Any] = json.loads((out / REPORT).read_text(encoding="utf-8"))
+    report: dict[str, Any] = json.loads(read_text(out / REPORT))
     report["knn"] = {name: round(figure, 2) for name, figure in figures.items()}
     report["training_seconds"] = report["seconds"]
     report["seconds"] = round(report["seconds"] + seconds_before + time.monotonic() - after, 1)

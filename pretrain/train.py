@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from excb.console import Reporter
 from excb.errors import UserError, is_rank0, require
 from excb.files import json_text
+from excb.files.foreign import read_bytes
 from excb.files.run_files import RECIPE, REPORT
 
 from . import overrides as overriding
@@ -52,7 +53,7 @@ class Run:
     def report(self) -> dict[str, Any] | None:
         """The content of `report.json`, with steps, seconds, the last and the best epoch; None before the end."""
         try:
-            report = json_text.parse((self.folder / REPORT).read_bytes())
+            report = json_text.parse(read_bytes(self.folder / REPORT))
         except FileNotFoundError:
             return None
         except (OSError, ValueError) as error:
@@ -95,7 +96,7 @@ class Run:
         lines = (
             [verdict.summary] if verdict else ["finished" if self.finished else "not finished: train again to resume"]
         )
-        picture = data_address(curves.read_bytes()) if curves.is_file() else None
+        picture = data_address(read_bytes(curves)) if curves.is_file() else None
         return render_fragment(
             "run", title=str(self), lines=[*lines, *(verdict.advice if verdict else ())], curves=picture
         )

@@ -12,6 +12,7 @@ from excb.checkpoint.teachers import teachers_in
 from excb.console import plural
 from excb.errors import UserError
 from excb.files import json_text
+from excb.files.foreign import read_text
 from excb.files.markdown import bullets, cell, line, markdown_table
 from excb.hub.catalogue import Checkpoint, method_of
 from excb.hub.lineage import is_distilled, labels_behind
@@ -87,7 +88,7 @@ def _facts(folder: Path) -> dict[str, Any]:
     """Our block of an exported folder's config.json, with its catalogue row read or built."""
     file = folder / "config.json"
     try:
-        facts = exported.facts_from(json_text.parse(file.read_text(encoding="utf-8"))["excb"])
+        facts = exported.facts_from(json_text.parse(read_text(file))["excb"])
         row = facts.get("checkpoint") or {
             "name": folder.name,
             "method": method_of(facts.get("recipe")),

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from excb.checkpoint.exported import EVAL_RESULTS
 from excb.errors import UserError
+from excb.files.foreign import read_bytes
 from excb.remote.hashes import hashes_of
 from excb.remote.hf_repository import FILES, HUB, endpoint, offline
 from excb.remote.home import folder_of
@@ -106,7 +107,7 @@ def _git_or_sha256(file: Path) -> str:
     """Git's hash of a small file, sha256 of tensors: how the hub identifies a file."""
     if file.suffix == ".safetensors":
         return f"sha256:{hashes_of(file, ['sha256'])['sha256']}"
-    content = file.read_bytes()
+    content = read_bytes(file)
     blob = b"blob %d\0%s" % (len(content), content)
     return f"git:{hashlib.sha1(blob, usedforsecurity=False).hexdigest()}"
 

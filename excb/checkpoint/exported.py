@@ -16,7 +16,9 @@ from excb.checkpoint.teachers import TEACHERS
 from excb.errors import UserError
 from excb.files import json_text, records
 from excb.files.atomic import new_folder
+from excb.files.foreign import open_file, read_text
 from excb.files.records import Field, integer, number, optional, record_of, table, text
+from excb.files.tensors import read_tensors
 from excb.networks.architecture import Architecture
 from excb.networks.preprocessing import Preprocessing
 from excb.networks.rules import architecture_from, preprocessing_from
@@ -123,7 +125,7 @@ def serialised(tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None
 
 def sha256_of(file: Path) -> str:
     """SHA-256 of a file, 64 hexadecimal digits."""
-    with file.open("rb") as stream:
+    with open_file(file) as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
@@ -173,7 +175,7 @@ def read_config(folder: Path) -> dict[str, Any]:
     try:
         if file.stat().st_size > _CONFIG_BYTES:
             raise UserError(f"{file} is larger than {_CONFIG_BYTES >> 20} MiB: refused")
-        config = json_text.parse(file.read_text(encoding="utf-8"))
+        config = json_text.parse(read_text(file))
     except OSError as error:
         raise UserError(f"cannot read {file} ({error.strerror}): name an exported folder") from None
     except ValueError as error:
@@ -184,9 +186,6 @@ def read_config(folder: Path) -> dict[str, Any]:
 
 
 def _read_tensors(file: Path, config: dict[str, Any]) -> dict[str, Tensor] | None:
-    from safetensors import SafetensorError
-    from safetensors.torch import load_file
-
     block = config.get("excb")
     hashes = block.get("sha256") if isinstance(block, dict) else None
     stated = hashes.get(file.name) if isinstance(hashes, dict) else None
@@ -200,8 +199,8 @@ def _read_tensors(file: Path, config: dict[str, Any]) -> dict[str, Tensor] | Non
                 f"{file} is damaged or another file (sha256 {actual}, but {CONFIG} says {stated}): export it again or "
                 "fetch it again"
             )
-        return load_file(file)
-    except (KeyError, OSError, SafetensorError, ValueError) as error:
+        return read_tensors(file)
+    except (OSError, ValueError) as error:
         raise UserError(f"{file} is damaged ({error}): export it again or fetch it again") from None
 
 

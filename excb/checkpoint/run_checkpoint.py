@@ -15,6 +15,7 @@ from typing import Any
 from excb.checkpoint.untrusted import REFUSALS, repeated
 from excb.errors import UserError, first_line
 from excb.files.atomic import new_file
+from excb.files.foreign import open_file
 
 FORMAT = "excb-run"
 VERSION = 1
@@ -66,7 +67,7 @@ def read_run_checkpoint(file: Path) -> dict[str, Any]:
     _check(file)
     try:
         # Given a path, torch would look at its suffix first. Its warnings of odd files are nothing a user could fix.
-        with warnings.catch_warnings(action="ignore"), file.open("rb") as stream:
+        with warnings.catch_warnings(action="ignore"), open_file(file) as stream:
             contents = torch.load(stream, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError:
         raise ForeignFileError(f"{file} holds more than tensors and plain values and could run code: refused") from None
@@ -108,7 +109,7 @@ def _check(file: Path) -> None:
 
 def _starts_like_ours(file: Path) -> bool:
     """Whether a file starts as torch's do, or is cut short before, or holds the zeros that a power cut may leave."""
-    with file.open("rb") as stream:
+    with open_file(file) as stream:
         return b"PK\x03\x04".startswith(stream.read(4).rstrip(b"\0"))
 
 

@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from excb.errors import UserError, first_line
+from excb.files.foreign import open_file
+from excb.files.tensors import read_tensors
 
 
 class Inert:
@@ -102,7 +104,7 @@ def read_untrusted(file: Path, *, allow: Collection[str] = ()) -> dict[Any, Any]
         raise UserError(f"{', '.join(unknown)} cannot be allowed: only {', '.join(sorted(ADMISSIBLE))} can")
     try:
         size = file.stat().st_size
-        with file.open("rb") as stream:
+        with open_file(file) as stream:
             head = stream.read(1024)
             stream.seek(max(0, size - 8))
             tail = stream.read()
@@ -111,7 +113,7 @@ def read_untrusted(file: Path, *, allow: Collection[str] = ()) -> dict[Any, Any]
     if reason := _why_refused(file, head, tail):
         raise UserError(f"{file} {reason}")
     try:
-        contents = _read_safetensors(file) if _is_safetensors(file, head) else _read_torch(file, head, set(allow))
+        contents = read_tensors(file) if _is_safetensors(file, head) else _read_torch(file, head, set(allow))
     except REFUSALS as error:
         raise UserError(f"{file} is damaged or incomplete ({first_line(error)}): fetch it again") from None
     if not isinstance(contents, Mapping):
@@ -164,16 +166,6 @@ def _why_refused(file: Path, head: bytes, tail: bytes) -> str | None:
 def _is_safetensors(file: Path, head: bytes) -> bool:
     """By its name, or by what it starts with: the length of a JSON object in eight bytes, and the object."""
     return file.suffix == ".safetensors" or (head[5:9] == b"\0\0\0{" and not head.startswith(b"PK"))
-
-
-def _read_safetensors(file: Path) -> Any:
-    from safetensors import SafetensorError
-    from safetensors.torch import load_file
-
-    try:
-        return load_file(file)
-    except SafetensorError as error:
-        raise ValueError(first_line(error)) from None
 
 
 def _read_torch(file: Path, head: bytes, allow: set[str]) -> Any:

@@ -17,6 +17,7 @@ from torch import Tensor
 from excb.errors import UserError, require
 from excb.files import json_text, npy
 from excb.files.atomic import new_file, write_text
+from excb.files.foreign import read_bytes
 
 SHARD_BYTES = 64 * 2**20
 KEEP_SECONDS = 10.0  # at most so often, the rows of an unfinished shard are kept
@@ -93,9 +94,7 @@ class FeatureStore:
     def read(self, number: int) -> np.ndarray | None:
         """A shard's rows, memory-mapped, or None if it is missing or damaged."""
         try:
-            with npy.unwarned():
-                # Copy on write: torch needs writable memory, and the file must not change.
-                rows = np.load(self.file(number), mmap_mode="c", allow_pickle=False)
+            rows = npy.mapped_npy(self.file(number))  # copied on write: torch needs writable memory
         except npy.DAMAGE:
             return None
         return rows if rows.dtype == np.float32 and rows.shape == (len(self._shards[number]), self._width) else None
@@ -125,12 +124,12 @@ class FeatureStore:
     def _checksums(self) -> dict[int, int]:
         """The checksums of the shards that were written, by their numbers."""
         if self.finished():
-            checksums = json_text.parse((self.folder / META).read_bytes())["crc32"]
+            checksums = json_text.parse(read_bytes(self.folder / META))["crc32"]
             if not isinstance(checksums, list) or len(checksums) != len(self._shards):
                 raise ValueError("not one checksum for each shard")
             return dict(enumerate(checksums))
         try:
-            checksums = json_text.parse((self.folder / CHECKSUMS).read_bytes())
+            checksums = json_text.parse(read_bytes(self.folder / CHECKSUMS))
         except FileNotFoundError:
             return {}
         if not isinstance(checksums, dict):
@@ -205,7 +204,7 @@ class FeatureStore:
     def clipped(self) -> list[int]:
         """The numbers that `write_clipped` kept; none where the file is damaged."""
         try:
-            numbers = json_text.parse((self.folder / CLIPPED).read_bytes())
+            numbers = json_text.parse(read_bytes(self.folder / CLIPPED))
         except (OSError, ValueError):
             return []
         return [n for n in numbers if type(n) is int and n >= 0] if isinstance(numbers, list) else []
@@ -232,8 +231,7 @@ class FeatureStore:
         for number in missing:
             if (file := self._part(number)).exists():
                 try:
-                    with npy.unwarned(), np.load(file, allow_pickle=False) as arrays:
-                        rows = arrays["rows"]
+                    rows = npy.read_npz(file)["rows"]
                     if not (rows.dtype == np.float32 and rows.shape[1:] == (self._width,)):
                         raise ValueError("other rows")
                     kept[number] = torch.from_numpy(rows[: len(self._shards[number])])
@@ -305,7 +303,7 @@ def entries(root: Path) -> list[CacheEntry]:
     for folder in sorted(path for path in (root / FOLDER).glob("*") if path.is_dir()):
         size = sum(file.stat().st_size for file in folder.iterdir())
         try:
-            meta = json_text.parse((folder / META).read_bytes())
+            meta = json_text.parse(read_bytes(folder / META))
             made_from = meta["made_from"]
             facts = (meta["images"], made_from["architecture"]["name"], made_from["kind"])
             if not all(isinstance(fact, kind) for fact, kind in zip(facts, (int, str, str), strict=True)):

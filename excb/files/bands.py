@@ -15,7 +15,7 @@ import numpy as np
 from excb.console import plural
 from excb.errors import UserError, first_line
 from excb.files import npy
-from excb.files.regular import refuse_special
+from excb.files.foreign import open_file, refuse_special
 
 NPY = ".npy"
 MOST_CHANNELS = 4096  # of an image; hyperspectral cameras have some hundreds
@@ -78,9 +78,7 @@ def read_bands(source: Source, channels: int | None = None) -> np.ndarray | None
             shape, _ = _npy_header(stream)
             axis = _channel_axis(shape, channels)
             stream.seek(0)
-            with npy.unwarned():
-                values = np.load(stream, allow_pickle=False)
-            return _channels_last(values, axis)
+            return _channels_last(npy.read_npy(stream), axis)
         if kind == "tiff" and (page := _bands_of(stream, channels)) is not None:
             axis = _tiff_axis(page, channels)
             return _channels_last(_decoded(page), axis)
@@ -94,7 +92,7 @@ def _opened(source: Source) -> Iterator[tuple[str, IO[bytes]]]:
         refuse_special(source)
         if not isinstance(source, str | Path):
             source.seek(0)
-        with Path(source).open("rb") if isinstance(source, str | Path) else _kept(source) as stream:
+        with open_file(source) if isinstance(source, str | Path) else _kept(source) as stream:
             start = stream.read(len(_ARRAY))
             stream.seek(0)
             yield "array" if start == _ARRAY else "tiff" if start[:4] in _TIFF else "", stream

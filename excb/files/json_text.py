@@ -5,8 +5,14 @@ import math
 from collections.abc import Callable
 from typing import Any
 
+from excb.files.foreign import check_memory
+
 LEAST, MOST = -(2**63), 2**64 - 1  # whole numbers of 64 bits, signed and unsigned
 _DIGITS = 20  # of these; longer ones take time to parse
+_LARGE = 2**20  # characters; what fewer become is not worth a look
+# Bytes of the objects that a sign begins, in CPython: a list, a table, and an item with its place and a number.
+_BUILT = {"[": 88, "{": 248, ",": 40}
+_TIMES = 10  # this many times `memory_limit` may be built: it is a bound, and most texts stay far below it
 
 
 def parse(text: str | bytes, *, parse_constant: Callable[[str], Any] | None = None, bounded: bool = True) -> Any:
@@ -19,13 +25,21 @@ def parse(text: str | bytes, *, parse_constant: Callable[[str], Any] | None = No
             takes time that matters for millions.
 
     Raises:
-        ValueError: it is not JSON, is nested too deeply, or holds such a number.
+        ValueError: it is not JSON, is nested too deeply, holds such a number, or would fill the memory.
     """
+    if len(text) > _LARGE:
+        check_memory(_built(text) / _TIMES)
     hooks: dict[str, Any] = {"parse_int": _whole, "parse_float": _finite} if bounded else {}
     try:
         return json.loads(text, parse_constant=parse_constant, **hooks)
     except RecursionError:
         raise ValueError("its values are nested too deeply") from None
+
+
+def _built(text: str | bytes) -> int:
+    """Bytes that the values of a text may take, without reading it; signs within strings count too."""
+    count = text.count if isinstance(text, str) else lambda sign: text.count(sign.encode())
+    return len(text) + sum(size * count(sign) for sign, size in _BUILT.items())
 
 
 def _whole(digits: str) -> int:

@@ -1,5 +1,6 @@
-"""Errors and warnings of NumPy that a damaged or forged file may cause."""
+"""NumPy's files of any origin: .npy mapped from the disk, and .npz, which unpack within the memory limit."""
 
+import io
 import struct
 import tokenize
 import warnings
@@ -7,6 +8,12 @@ import zipfile
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
+from typing import IO
+
+import numpy as np
+
+from excb.files.foreign import check_memory, open_file, parsing, refuse_special
 
 # A header is parsed as a Python literal, and an .npz is a zip archive.
 DAMAGE = (
@@ -20,3 +27,33 @@ def unwarned() -> Iterator[None]:
     """Read without NumPy's warning of headers of Python 2, which a flipped bit can trigger."""
     with warnings.catch_warnings(action="ignore", category=UserWarning):
         yield
+
+
+def read_npz(source: Path | bytes) -> dict[str, np.ndarray]:
+    """The arrays of an .npz file, or of its bytes, by name; their checksums hold.
+
+    Raises:
+        OSError: it cannot be read.
+        ValueError: it is damaged or something else, holds objects, or would unpack to more than `memory_limit`.
+    """
+    with parsing(), unwarned(), io.BytesIO(source) if isinstance(source, bytes) else open_file(source) as stream:
+        with zipfile.ZipFile(stream) as archive:
+            check_memory(sum(entry.file_size for entry in archive.infolist() if entry.compress_type))
+        stream.seek(0)
+        with np.load(stream, allow_pickle=False) as arrays:
+            return {name: arrays[name] for name in arrays.files}
+
+
+def read_npy(stream: IO[bytes]) -> np.ndarray:
+    """The array of a .npy file that is open. Raises ValueError and OSError as `read_npz`."""
+    with parsing(), unwarned():
+        values: np.ndarray = np.load(stream, allow_pickle=False)
+    return values
+
+
+def mapped_npy(file: Path) -> np.ndarray:
+    """A .npy file's array in place, copied where it is written. Raises ValueError and OSError as `read_npz`."""
+    refuse_special(file)
+    with parsing(), unwarned():
+        values: np.ndarray = np.load(file, mmap_mode="c", allow_pickle=False)
+    return values

@@ -1,10 +1,36 @@
-"""Plain values as TOML. Python reads it (`tomllib`) but does not write it."""
+"""TOML of any origin read within bounds, and plain values as TOML, which Python does not write."""
 
 import json
 import re
+import tomllib
+from pathlib import Path
 from typing import Any
 
 from excb.errors import UserError
+from excb.files.foreign import parsing, read_text
+
+LARGEST = 2**22  # bytes of a file
+MOST_PARTS = 64  # of a dotted key: the time that Python's reader takes grows with their square
+_PART = r"""(?:[A-Za-z0-9_-]++|"[^"\n]*+"|'[^'\n]*+')[ \t]*+"""
+_LONG_KEY = re.compile(rf"(?<![A-Za-z0-9_-]){_PART}(?:\.[ \t]*+{_PART}){{{MOST_PARTS}}}")
+
+
+def read_toml(file: Path) -> dict[str, Any]:
+    """The tables of a file.
+
+    Raises:
+        OSError: it cannot be read, is special or larger than `LARGEST`.
+        ValueError: it is not TOML, is nested too deeply, or has a key of more than `MOST_PARTS` parts.
+    """
+    return parse(read_text(file, most=LARGEST))
+
+
+def parse(text: str) -> dict[str, Any]:
+    """The tables of a text. Raises ValueError as `read_toml`."""
+    if long := _LONG_KEY.search(text):
+        raise ValueError(f"a key of more than {MOST_PARTS} parts, {long[0][:40]}")
+    with parsing():
+        return tomllib.loads(text)
 
 
 def toml_table(name: str, values: dict[str, Any]) -> str:

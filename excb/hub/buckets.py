@@ -8,6 +8,7 @@ from excb.checkpoint.exported import CONFIG, FILES
 from excb.console import Reporter
 from excb.errors import UserError
 from excb.files.atomic import write_text
+from excb.files.foreign import read_text
 from excb.remote import byte_ranges
 from excb.remote.home import cache_root
 from excb.remote.object_store import ObjectStore, StoreError
@@ -67,7 +68,7 @@ def _fetch(store: ObjectStore, name: str, target: Path, reporter: Reporter) -> N
     stamp = byte_ranges.stamp(f"{store.url}/{name}")
     # Not beside the file, because an exported folder holds nothing else.
     kept = target.parent.with_name(f"{target.parent.name}-{target.name}.stamp")
-    if target.is_file() and kept.is_file() and kept.read_text(encoding="utf-8") == stamp:
+    if target.is_file() and kept.is_file() and read_text(kept) == stamp:
         return
     reporter.note(f"fetching {store.url}/{name}")
     kept.unlink(missing_ok=True)

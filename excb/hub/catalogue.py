@@ -1,7 +1,6 @@
 """The catalogue: the facts of every checkpoint that has a name; the tables are `catalogue.toml` and `shelf.toml`."""
 
 import re
-import tomllib
 from collections.abc import Iterator, Mapping, Set
 from contextlib import suppress
 from dataclasses import MISSING, asdict, dataclass, fields, replace
@@ -13,6 +12,7 @@ from excb.checkpoint import teachers
 from excb.errors import UserError
 from excb.files import json_text, toml
 from excb.files.atomic import locked, write_text
+from excb.files.foreign import read_text
 from excb.hub.rules import check_row
 from excb.networks.architecture import Architecture
 from excb.networks.preprocessing import Preprocessing
@@ -259,7 +259,7 @@ def _from_folder(file: Path) -> Checkpoint:
 def _values_of_folder(file: Path) -> dict[str, Any]:
     """The values that an exported folder states, checked for their form only."""
     try:
-        facts = json_text.parse(file.read_text(encoding="utf-8"))["excb"]
+        facts = json_text.parse(read_text(file))["excb"]
         row: dict[str, Any] = {"method": method_of(facts.get("recipe"))} | (facts.get("checkpoint") or {})
         if teachers.teachers_in(facts.get("recipe")):  # whatever the row calls it
             row["method"] = method_of(facts["recipe"])
@@ -298,7 +298,7 @@ def add(entry: Checkpoint, file: Path) -> None:
         if others.pop(entry.name, None) is not None:
             kept = "\n".join(toml.toml_table(name, values) for name, values in others.items())
         else:
-            kept = file.read_text(encoding="utf-8") if file.exists() else ""  # with its comments
+            kept = read_text(file) if file.exists() else ""  # with its comments
         write_text(f"{kept.rstrip()}\n\n{table}".lstrip(), file)
 
 
@@ -315,10 +315,10 @@ def to_toml(entry: Checkpoint) -> str:
 def _tables(file: Path) -> dict[str, dict[str, Any]]:
     """The tables of a catalogue by name; none where there is no file."""
     try:
-        tables = tomllib.loads(file.read_text(encoding="utf-8"))
+        tables = toml.read_toml(file)
     except FileNotFoundError:
         return {}
-    except (OSError, RecursionError, ValueError) as error:
+    except (OSError, ValueError) as error:
         raise UserError(f"{file} cannot be read ({error}): fix it, or move it away") from None
     if loose := [name for name, values in tables.items() if not isinstance(values, dict)]:
         raise UserError(f"{file}: {loose[0]!r} is outside the tables of checkpoints: fix it, or move it away")

@@ -2,6 +2,7 @@
 
 import hashlib
 import os
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -57,6 +58,16 @@ def resolve(name: str | os.PathLike[str], *, network: Literal["teacher", "studen
             raise UserError(f"{row.name} has no weights to load: {row.note or row.source}")
         return Resolved(row.name, there, row.locations, _imported_name(row, network), row)
     return Resolved(name, _path(name))
+
+
+def is_known(name: str) -> bool:
+    """Whether a name that stands in a file may be loaded without asking: it states no address of its own.
+
+    Such names are a path, one of the catalogue, one of timm, and one of an untrained network.
+    """
+    if name.startswith(TIMM):
+        return re.fullmatch(r"[\w.-]+", name.removeprefix(TIMM)) is not None
+    return not name.startswith(HUB) and not byte_ranges.is_remote(name)
 
 
 def _packaged(name: str) -> Checkpoint:

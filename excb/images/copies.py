@@ -9,6 +9,7 @@ from pathlib import Path, PurePosixPath
 import numpy as np
 from PIL import Image
 
+from excb.files.foreign import open_file
 from excb.images import depth
 from excb.images.decoding import BrokenImageError, open_smaller
 from excb.images.image_set import CodedImages
@@ -83,7 +84,7 @@ def _digest(images: CodedImages, index: int, count: int) -> bytes | None:
     """A hash of the first bytes, or of all for -1; None if they cannot be read."""
     try:
         source = images.source(index)
-        with Path(source).open("rb") if isinstance(source, str | Path) else source as stream:
+        with open_file(source) if isinstance(source, str | Path) else source as stream:
             return hashlib.sha256(stream.read(count)).digest()
     except (OSError, BrokenImageError):
         return None

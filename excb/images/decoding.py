@@ -12,7 +12,7 @@ from PIL import ExifTags, Image, ImageOps, UnidentifiedImageError
 from PIL.JpegImagePlugin import JpegImageFile
 
 from excb.files import bands
-from excb.files.regular import refuse_special
+from excb.files.foreign import refuse_special
 from excb.images import depth
 from excb.images.formats.known import DAMAGE
 from excb.images.formats.plugins import is_raw, open_pillow, raw_sizes

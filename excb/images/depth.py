@@ -12,10 +12,10 @@ from PIL import ExifTags, Image, UnidentifiedImageError
 
 from excb.console import plural
 from excb.files import bands
-from excb.files.regular import refuse_special
+from excb.files.foreign import read_bytes, refuse_special
 from excb.images.formats.colour import Profile, in_srgb, profile_of
 from excb.images.formats.known import DAMAGE
-from excb.images.formats.plugins import is_raw, open_pillow
+from excb.images.formats.plugins import is_raw, open_pillow, open_plain
 from excb.images.pixels import BrokenImageError, Colours, Notice, Pixels, PixelsError, Source
 
 _COLOURS = ("RGB", "RGBA")
@@ -103,7 +103,7 @@ def profile(source: Source) -> Profile:
     """The effect of a file's embedded colour profile; "none" for a broken file."""
     try:
         refuse_special(source)
-        with warnings.catch_warnings(action="ignore"), Image.open(source) as image:
+        with warnings.catch_warnings(action="ignore"), open_plain(source) as image:
             return profile_of(image)
     except DAMAGE:
         return "none"
@@ -165,7 +165,7 @@ def _png_values(source: Source) -> np.ndarray:
     except ImportError:  # torchvision plans to move decoding to another package
         raise PixelsError("its 16-bit colours need torchvision's decoder of PNGs: save them as TIFF or .npy") from None
 
-    coded = Path(source).read_bytes() if isinstance(source, str | Path) else _whole(source)
+    coded = read_bytes(Path(source)) if isinstance(source, str | Path) else _whole(source)
     with warnings.catch_warnings(action="ignore"):  # torchvision plans to move decoding elsewhere
         values: np.ndarray = decode_png(torch.frombuffer(bytearray(coded), dtype=torch.uint8)).permute(1, 2, 0).numpy()
     return values[..., : values.shape[2] - 1 + values.shape[2] % 2]

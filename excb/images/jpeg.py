@@ -12,9 +12,10 @@ from PIL import ExifTags, Image
 from PIL.JpegImagePlugin import JpegImageFile
 
 from excb.errors import UserError
-from excb.files.regular import refuse_special
+from excb.files.foreign import open_file, refuse_special
 from excb.images.decoding import DAMAGE, UPRIGHT, Shrink, Source
 from excb.images.formats.colour import profile_of
+from excb.images.formats.plugins import open_plain
 
 try:
     import simplejpeg
@@ -107,14 +108,14 @@ def _plain(source: Source) -> tuple[bytes, tuple[int, int]] | None:
     """An upright JPEG in sRGB or grey, with its width and height; None for anything else. Raises one of DAMAGE."""
     if isinstance(source, (str, Path)):
         refuse_special(source)
-        with Path(source).open("rb") as stream:
+        with open_file(source) as stream:
             return _plain(stream)
     source.seek(0)
     coded = source.read(_HEADER)
     if (size := plain_size(coded)) is not None:
         return coded + source.read(), size
     source.seek(0)
-    with warnings.catch_warnings(action="ignore"), Image.open(source) as image:
+    with warnings.catch_warnings(action="ignore"), open_plain(source) as image:
         # Not subclasses, such as stereo cameras' files. So far Pillow has read no more than the header.
         plain = type(image) is JpegImageFile and image.mode in ("RGB", "L")
         if not plain or image.getexif().get(ExifTags.Base.Orientation, UPRIGHT) != UPRIGHT:

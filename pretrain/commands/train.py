@@ -10,6 +10,7 @@ from excb.console import Reporter
 from excb.distributed.slurm import HELP as SLURM_HELP
 from excb.distributed.slurm import submit_command
 from excb.errors import is_rank0
+from excb.files.foreign import read_text
 
 from ..recipe import Recipe
 from .options import add_recipe, add_run, place_of, recipe_of, reporter_of, require_images
@@ -127,7 +128,7 @@ def train_here(options: argparse.Namespace, recipe: Recipe, device: "torch.devic
 def print_report(code: int, options: argparse.Namespace, reporter: Reporter) -> None:
     """With `--json`, print the report of a run that is finished."""
     if options.json and code == 0 and is_rank0():
-        reporter.answer((place_of(options).folder / "report.json").read_text(encoding="utf-8").rstrip())
+        reporter.answer(read_text(place_of(options).folder / "report.json").rstrip())
 
 
 TRAIN = Command(

@@ -21,6 +21,7 @@ from excb.charts.style import (
 )
 from excb.errors import UserError, printable
 from excb.files import json_text
+from excb.files.foreign import read_text
 from excb.files.run_files import METRICS, RECIPE, read_metrics
 
 from ..run.run_folder import CURVES
@@ -83,7 +84,7 @@ class Curves:
         if not any(line.get("kind") == "epoch" for line in lines):
             raise UserError(f"{folder} has no {METRICS} with a finished epoch: name a run folder")
         try:
-            recipe = json_text.parse((folder / RECIPE).read_text(encoding="utf-8"))
+            recipe = json_text.parse(read_text(folder / RECIPE))
             stated = int(recipe["recipe"]["method"]["clusters"])
             clusters = stated if 1 < stated < LARGEST else None
         except (OSError, ArithmeticError, ValueError, LookupError, TypeError):

@@ -17,6 +17,7 @@ from excb.charts.tensorboard import TensorBoardWriter
 from excb.distributed.collectives import gather_rows, mean_over_ranks, rank, world_size
 from excb.errors import UserError
 from excb.files.atomic import write_text
+from excb.files.foreign import open_file
 from excb.files.run_files import METRICS, read_metrics
 from excb.images.image_set import Images
 from excb.method import Step
@@ -264,7 +265,7 @@ class Journal:
             UserError: the disk is full or the folder cannot be written.
         """
         if self._file is not None:
-            with _write_errors(self._file), self._file.open("rb") as stream:
+            with _write_errors(self._file), open_file(self._file) as stream:
                 os.fsync(stream.fileno())
 
     def close(self) -> None:

@@ -16,6 +16,7 @@ from excb.cli import local_path
 from excb.errors import UserError
 from excb.files import json_text
 from excb.files.atomic import write_text
+from excb.files.foreign import read_bytes
 from excb.files.run_files import OWNER
 from excb.remote import byte_ranges
 from excb.remote.home import cache_root
@@ -132,7 +133,7 @@ class Mirror:
             self._store.write(json.dumps(me | {"token": self._token}).encode(), OWNER)
             for folder in (*FOLDERS, run_checkpoint.FOLDER):
                 self._store.sweep(folder)
-            self._store.write((self._folder / name).read_bytes(), name)
+            self._store.write(read_bytes(self._folder / name), name)
             write_text(f"{self.url}\n", self._folder / MARK)
         except (StoreError, OSError) as error:
             raise UserError(f"{error}: check the name, and your access to it") from None
@@ -214,7 +215,7 @@ class Mirror:
             if file.suffix == ".pt":
                 self._store.put(file, name)
             else:
-                self._store.write(file.read_bytes(), name)  # read at once, because the run keeps appending to it
+                self._store.write(read_bytes(file), name)  # read at once, because the run keeps appending to it
         except (FileNotFoundError, StoreError):
             if file.exists():
                 raise

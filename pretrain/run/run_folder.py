@@ -21,6 +21,7 @@ from excb.distributed.collectives import world_size
 from excb.errors import UserError, require
 from excb.files import json_text
 from excb.files.atomic import write_text
+from excb.files.foreign import read_bytes
 from excb.files.run_files import METRICS, RECIPE, REPORT
 from excb.images.image_set import Images, clipped_ledger, ledger_of
 from excb.images.pixels import EIGHT_BIT, pixels_of
@@ -223,7 +224,7 @@ class RunFolder:
 
 def stored_recipe(folder: Path) -> bytes | None:
     """The `recipe.json` of a folder whose run has come to results, else None."""
-    return (folder / RECIPE).read_bytes() if _has_trained(folder) else None
+    return read_bytes(folder / RECIPE) if _has_trained(folder) else None
 
 
 def extended(recipe: Recipe, text: str | bytes | None, place: object, epochs: int) -> tuple[int, Recipe]:
@@ -255,7 +256,7 @@ def extended(recipe: Recipe, text: str | bytes | None, place: object, epochs: in
 def _why_ended(report: Path) -> str:
     """Why a run ended before its last epoch, from its report; empty where it did not, or is not finished."""
     try:
-        return str(json_text.parse(report.read_bytes()).get("ended") or "")
+        return str(json_text.parse(read_bytes(report)).get("ended") or "")
     except (OSError, ValueError, AttributeError):
         return ""
 
@@ -270,7 +271,7 @@ def refuse_other_run(folder: Path, recipe: Recipe, data: dict[str, Any], *, exte
         UserError: the folder belongs to a run with another recipe or other images.
     """
     if _has_trained(folder):
-        _refuse_others((folder / RECIPE).read_bytes(), recipe, data, os.fspath(folder), extends=extends)
+        _refuse_others(read_bytes(folder / RECIPE), recipe, data, os.fspath(folder), extends=extends)
 
 
 def _has_trained(folder: Path) -> bool:

@@ -12,6 +12,7 @@ from excb.console import Reporter
 from excb.distributed.launch import process_environment
 from excb.errors import UserError
 from excb.files import json_text
+from excb.files.foreign import read_bytes, read_text
 from excb.files.run_files import WATCH_BEST, WATCH_FOLDER
 from excb.remote.byte_ranges import is_remote
 
@@ -74,7 +75,7 @@ class WatchProcess:
         code = self._process.poll()
         if code and not self._warned:
             self._warned = True
-            message = _last_line((self._folder / LOG).read_text(encoding="utf-8", errors="replace"))
+            message = _last_line(read_text(self._folder / LOG, errors="replace"))
             self._reporter.warn(f"excb-eval watch has ended: {message} (all it said is in {self._folder / LOG})")
         return code is None
 
@@ -82,7 +83,7 @@ class WatchProcess:
         """Say which checkpoint was the best, if any was measured."""
         folder = self._folder / WATCH_FOLDER
         try:
-            best = json_text.parse((folder / WATCH_BEST).read_bytes())
+            best = json_text.parse(read_bytes(folder / WATCH_BEST))
             summary = f"{best['figure']} {best['value']:.1f} at epoch {best['epoch']:g}"
         except (OSError, LookupError, TypeError, ValueError):
             return

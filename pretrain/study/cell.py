@@ -21,6 +21,7 @@ from excb.distributed.workers import worker_count
 from excb.errors import UserError
 from excb.files import json_text
 from excb.files.atomic import write_text
+from excb.files.foreign import read_text
 from excb.files.records import anything, count, line, number, record_of, table, table_of
 from excb.files.run_files import RECIPE, REPORT
 from excb.hub import loading
@@ -103,7 +104,7 @@ class CellRun:
         if not file.is_file():
             return None
         try:
-            contents: dict[str, Any] = json_text.parse(file.read_text(encoding="utf-8"))
+            contents: dict[str, Any] = json_text.parse(read_text(file))
             readable = _RULE(contents) is None and contents["schema"] == SCHEMA
         except ValueError:
             readable = False
@@ -132,7 +133,7 @@ class CellRun:
     def _changes_since_begun(self) -> list[str]:
         """Changed fields of a started run. The run folder itself refuses other images and a damaged `recipe.json`."""
         try:
-            begun = json_text.parse((self.folder / RECIPE).read_text(encoding="utf-8"))
+            begun = json_text.parse(read_text(self.folder / RECIPE))
             return recipe_differences(begun["recipe"], self.recipe.to_dict())
         except (OSError, ValueError, LookupError, TypeError, AttributeError):
             return []
@@ -174,8 +175,8 @@ def run_cell(job: CellRun, sets: ImageSets, reporter: Reporter) -> int:
             job.recipe, sets.train, job.folder, reporter, device=device, table=False, verdict=False
         ):
             return code
-        training = json_text.parse((job.folder / REPORT).read_text(encoding="utf-8"))
-        begun = json_text.parse((job.folder / RECIPE).read_text(encoding="utf-8"))["recipe"]
+        training = json_text.parse(read_text(job.folder / REPORT))
+        begun = json_text.parse(read_text(job.folder / RECIPE))["recipe"]
         recipe = recipe.change(efficiency={"precision": begun["efficiency"]["precision"]})  # what `auto` was there
     found = sets.ledger + ledger.Ledger.from_dict(training.get("ledger", {})).of("train")
     start = time.monotonic()

@@ -16,6 +16,7 @@ from excb.distributed.collectives import all_succeed, broadcast, run_on_rank0
 from excb.distributed.signals import StopRequest
 from excb.errors import UserError
 from excb.files import json_text
+from excb.files.foreign import read_bytes
 from excb.files.run_files import REPORT, read_metrics
 from excb.hub import loading
 from excb.hub.backbone import Backbone
@@ -147,7 +148,7 @@ def _known(folder: Path | None, step: int) -> tuple[Figures, dict[str, float]]:
     """Figures and margins of the run's report, if it is of this step; empty where there is none."""
     assert folder is not None
     try:
-        report = json_text.parse((folder / REPORT).read_bytes())
+        report = json_text.parse(read_bytes(folder / REPORT))
         if report["steps"] != step:
             return {}, {}
         stored = RunVerdict.from_dict(report["verdict"])

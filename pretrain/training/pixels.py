@@ -8,6 +8,7 @@ from excb.console import Reporter
 from excb.distributed.collectives import run_on_rank0
 from excb.errors import require
 from excb.files import json_text
+from excb.files.foreign import read_bytes
 from excb.images.pixels import Colours, Pixels, pixels_of
 from excb.images.survey import Survey, surveyed, with_pixels
 
@@ -51,6 +52,6 @@ def in_colours(images: Any, colours: Colours) -> Any:
 def _measured_before(begun: Path) -> Pixels | None:
     """The record of pixels in a run's recipe file, or None. A damaged file is refused by the run folder."""
     try:
-        return Pixels.from_dict(json_text.parse(begun.read_bytes())["data"]["pixels"])
+        return Pixels.from_dict(json_text.parse(read_bytes(begun))["data"]["pixels"])
     except (OSError, ValueError, LookupError, TypeError):
         return None

@@ -13,6 +13,7 @@ import numpy as np
 
 from excb.errors import UserError
 from excb.files.cells import path_cell, text_cell
+from excb.files.foreign import read_bytes, read_text
 from excb.images.image_set import Images
 from excb.results.result import ResultRecord
 
@@ -105,11 +106,11 @@ def read_sizes(folder: Path) -> tuple[ResultRecord, np.ndarray]:
     """
     file = folder / RESULT if folder.is_dir() else folder
     try:
-        result = ResultRecord.from_json(file.read_text(encoding="utf-8"), source=str(file))
+        result = ResultRecord.from_json(read_text(file), source=str(file))
         if result.protocol != "clusters":
             raise UserError(f"{file} is of protocol {result.protocol}: name a folder of `excb-eval clusters --out`")
         table = file.with_name(result.predictions["file"])
-        packed = table.read_bytes()
+        packed = read_bytes(table)
     except (OSError, UnicodeDecodeError, KeyError) as error:
         raise UserError(
             f"cannot read the clusters in {folder} ({error}): name a folder of `excb-eval clusters --out`"

@@ -9,6 +9,7 @@ import numpy as np
 
 from excb.errors import UserError
 from excb.images.decoding import BrokenImageError
+from excb.images.formats.plugins import most_pixels
 
 from . import faults
 from .annotations import CocoImage
@@ -16,7 +17,6 @@ from .faults import FaultKind, Faults
 from .image_files import ImageFiles
 from .values import box_of, whole
 
-MOST_PIXELS = 2**31  # of an image; larger ones cannot be opened
 Key = int | str  # of an image: its id as a number, or as the text that is none
 
 
@@ -158,7 +158,7 @@ class Listing:
         """Width and height; with `repair` those of the file, or the fault for which its image is dropped."""
         width, height = (self.number(entry, side, where) or 0 for side in ("width", "height"))
         stated = (width, height)
-        has_size = width > 0 and height > 0 and width * height <= MOST_PIXELS
+        has_size = width > 0 and height > 0 and width * height <= most_pixels()
         if not has_size:
             self.faults.add(faults.NO_SIZE, entry["file_name"])
         if file is None or (has_size and not compared):

@@ -10,6 +10,7 @@ from typing import Any
 
 from excb.errors import UserError, require
 from excb.files import json_text
+from excb.files.foreign import read_bytes
 from excb.images.scanning import find_images
 from excb.ledger import NAMED, Ledger, LedgerEntry
 
@@ -176,7 +177,7 @@ def parse_file(file: Path) -> tuple[bytes, dict[str, Any]]:
         UserError: it cannot be read, or has not.
     """
     try:
-        text = file.read_bytes()
+        text = read_bytes(file)
         contents = json_text.parse(text, bounded=False)
     except (OSError, ValueError) as error:
         raise UserError(f"cannot read {file} ({error}): download it again") from None

@@ -9,6 +9,7 @@ from typing import Any
 
 from excb.errors import UserError, require
 from excb.files import json_text
+from excb.files.foreign import read_bytes, read_text
 from excb.ledger import NOTHING, Ledger
 from excb.sources.source import Split
 
@@ -109,14 +110,14 @@ def _read_list(file: Path) -> dict[str, dict[str, int]]:
 
 def _lines(file: Path) -> list[str]:
     try:
-        return [line for line in file.read_text(encoding="utf-8-sig").splitlines() if line.strip()]
+        return [line for line in read_text(file, "utf-8-sig").splitlines() if line.strip()]
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"cannot read the list {file}: {error}") from None
 
 
 def _json(file: Path) -> Any:
     try:
-        return json_text.parse(file.read_bytes(), bounded=False)
+        return json_text.parse(read_bytes(file), bounded=False)
     except (OSError, ValueError) as error:
         raise UserError(f"cannot read {file}: {error}") from None
 

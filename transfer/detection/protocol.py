@@ -14,6 +14,7 @@ from excb.distributed.signals import StopRequest
 from excb.errors import UserError
 from excb.files import json_text
 from excb.files.atomic import write_bytes, write_text
+from excb.files.foreign import read_bytes, read_text
 from excb.images.pixels import EIGHT_BIT
 from excb.results.result import ResultRecord
 
@@ -87,7 +88,7 @@ def _is_new(folder: Path, identity: dict[str, Any]) -> bool:
     """Whether the folder is new; the folder of another run is refused."""
     file = folder / IDENTITY
     try:
-        stored = json_text.parse(file.read_text(encoding="utf-8")) if file.exists() else None
+        stored = json_text.parse(read_text(file)) if file.exists() else None
     except (OSError, ValueError) as error:
         raise UserError(f"cannot read {file} ({error}): name another --run") from None
     if stored is None:
@@ -148,6 +149,6 @@ def _copy(folder: Path, result: ResultRecord, file: Path) -> list[Path]:
 
 def _copy_result(folder: Path, result: ResultRecord, file: Path) -> list[Path]:
     beside = file.with_name(f"{file.name.removesuffix('.json')}.predictions.json")
-    write_bytes((folder / PREDICTIONS).read_bytes(), beside)
+    write_bytes(read_bytes(folder / PREDICTIONS), beside)
     write_text(replace(result, predictions=result.predictions | {"file": beside.name}).to_json() + "\n", file)
     return [file, beside]

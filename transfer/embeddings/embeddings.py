@@ -195,13 +195,24 @@ class Embeddings(Vectors):
         if self.backbone is not None:
             return self.backbone
         from excb.hub.loading import load
+        from excb.hub.resolve import is_known
 
         source = str(self.model.get("loads") or "")
         require(bool(source), "these vectors were made by a network in memory: search by vectors that it makes")
+        require(
+            is_known(source),
+            f"the file of these vectors names a network elsewhere, {source}: if you trust it, pass the network with "
+            f"excb.Embeddings.load(FILE, backbone=excb.load({source!r}))",
+        )
         backbone = load(source, network="student" if self.model.get("network") == "student" else "teacher")
         if weights_hash(backbone.network) != self.model.get("weights_sha256"):
             raise UserError(f"{source} has other weights than made these vectors: embed the images again")
-        backbone.transform = preprocessing_from(dict(self.model["preprocessing"]))
+        try:
+            backbone.transform = preprocessing_from(dict(self.model["preprocessing"]))
+        except (KeyError, TypeError, ValueError) as error:
+            raise UserError(
+                f"the preprocessing of these vectors is damaged ({error}): embed the images again"
+            ) from None
         return backbone
 
     def near_duplicates(self, cosine: float | None = None, *, quiet: bool = False) -> "NearDuplicates":
@@ -353,15 +364,20 @@ class Embeddings(Vectors):
         return write_qdrant(exported(self, labels), client, collection)
 
     @classmethod
-    def load(cls, file: str | Path) -> "Embeddings":
+    def load(cls, file: str | Path, *, backbone: "Backbone | None" = None) -> "Embeddings":
         """Open what `save` wrote; vectors stay on the disk where the format allows it.
+
+        Args:
+            file: of any origin.
+            backbone: the network that made the vectors, for searches by images. Without it, a network on this machine,
+                of the catalogue or of timm is loaded by its name; an address that the file states is not contacted.
 
         Raises:
             UserError: it is no such file, or is damaged.
         """
         from .table.files import read_vectors
 
-        return cls(**vars(read_vectors(Path(file))))
+        return cls(**vars(read_vectors(Path(file))), backbone=backbone)
 
 
 def _is_number(query: object) -> bool:

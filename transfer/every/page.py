@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from excb.console import plural
+from excb.files.foreign import read_bytes
 from excb.pages.frame import data_address, render_page
 from excb.results.result import ResultRecord, folder_name, interval_text
 
@@ -110,7 +111,7 @@ def _picture(one: StepOutcome) -> str | None:
     """The confusion matrix that lies beside the result."""
     assert one.file is not None
     file = one.file.with_name(f"{one.step.name}.confusion.png")
-    return data_address(file.read_bytes()) if file.is_file() else None
+    return data_address(read_bytes(file)) if file.is_file() else None
 
 
 def _terms(values: Mapping[str, Any]) -> list[tuple[str, str]]:

@@ -15,6 +15,7 @@ from excb.distributed.collectives import run_on_rank0
 from excb.errors import UserError
 from excb.files import json_text
 from excb.files.atomic import write_bytes, write_text
+from excb.files.foreign import read_bytes
 from excb.networks.backbone import check_resolution, weights_hash
 from excb.networks.preprocessing import Preprocessing
 
@@ -145,7 +146,7 @@ def _cost(task: Task, folder: Path) -> cost.Cost:
     file = folder / COST
     identity = {"weights": weights_hash(task.backbone.network), "where": cost.where(task)}
     try:
-        stored = json_text.parse(file.read_bytes())
+        stored = json_text.parse(read_bytes(file))
         if stored["identity"] == identity:
             return cost.Cost(**stored["cost"])
     except (OSError, ValueError, LookupError, TypeError):

@@ -14,6 +14,7 @@ from excb.errors import UserError, is_rank0, nearest_name
 from excb.features.extraction import files_hash
 from excb.files import json_text
 from excb.files.atomic import write_text
+from excb.files.foreign import read_bytes, read_text
 from excb.networks.backbone import weights_hash
 from excb.option_parser import of_words, to_words
 from excb.results.result import ResultRecord
@@ -241,7 +242,7 @@ def _remember(step: PlannedStep, folder: Path) -> None:
 
 def _state(folder: Path) -> dict[str, Any]:
     try:
-        state = json_text.parse((folder / STATE).read_text(encoding="utf-8"))
+        state = json_text.parse(read_text(folder / STATE))
     except FileNotFoundError:
         return {}
     except (OSError, ValueError) as error:
@@ -250,7 +251,7 @@ def _state(folder: Path) -> dict[str, Any]:
 
 
 def _digest(file: Path) -> str:
-    return hashlib.sha256(file.read_bytes()).hexdigest()
+    return hashlib.sha256(read_bytes(file)).hexdigest()
 
 
 def plan_suite(planned: Sequence[PlannedStep], folder: Path | None) -> list[dict[str, Any]]:

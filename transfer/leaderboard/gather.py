@@ -8,6 +8,7 @@ from urllib.parse import quote
 from excb.checkpoint.exported import CONFIG
 from excb.errors import UserError, printable
 from excb.files import json_text
+from excb.files.foreign import read_bytes
 from excb.hub.catalogue import BUNDLED, Checkpoint, find
 from excb.results.result import ResultRecord
 
@@ -74,7 +75,7 @@ def _below(folder: Path) -> Iterator[Path]:
 
 def _is_result(file: Path) -> bool:
     try:
-        values = json_text.parse(file.read_bytes())
+        values = json_text.parse(read_bytes(file))
     except (OSError, ValueError) as error:
         raise UserError(f"{file} cannot be read as JSON ({error}): fix it, or move it out of the folder") from None
     return isinstance(values, dict) and {"schema", "protocol", "figures"} <= values.keys()

@@ -7,6 +7,7 @@ from pathlib import Path
 from excb.console import plural
 from excb.errors import UserError
 from excb.files.atomic import write_text
+from excb.files.foreign import read_text
 from excb.inference import statistics
 from excb.results.result import ResultRecord
 
@@ -61,7 +62,7 @@ def submit(file: Path, folder: Path) -> Path:
     label = f"{name}-{_protocol_of(result).label(result)}"
     place = folder / f"{re.sub(r'[^A-Za-z0-9._-]+', '-', label).strip('.-_')}.json"
     text = result.to_json() + "\n"
-    if place.exists() and place.read_text(encoding="utf-8") != text:
+    if place.exists() and read_text(place) != text:
         raise UserError(f"{place} is another result: rename one of them")
     write_text(text, place)
     return place

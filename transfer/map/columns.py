@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 
 from excb.console import plural
-from excb.errors import UserError, require
+from excb.errors import UserError, first_line, require
+from excb.files.parquet import read_parquet
 from excb.sources.label_files import PATHS, LabelTable
 
 Values = Sequence[Any] | np.ndarray | Mapping[str, Any]  # one per image in order, or by path
@@ -143,14 +144,11 @@ def _csv(file: Path) -> tuple[list[str], Sequence[Sequence[Any]]]:
 
 def _parquet(file: Path) -> tuple[list[str], Sequence[Sequence[Any]]]:
     try:
-        import pyarrow
-        from pyarrow import parquet
-    except ImportError:
-        raise UserError(f"{file} needs pyarrow: run `pip install 'excb[parquet]'`, or name a CSV file") from None
-    try:
-        table = parquet.read_table(file)
-    except (pyarrow.ArrowException, OSError) as error:
-        raise UserError(f"cannot read the table {file}: {error}") from None
+        table = read_parquet(file, ", or name a CSV file")
+    except (OSError, ValueError) as error:
+        raise UserError(f"cannot read the table {file}: {first_line(error)}") from None
+    import pyarrow
+
     plain = [field.name for field in table.schema if not pyarrow.types.is_nested(field.type)]
     columns = [table.column(name).to_pylist() for name in plain]
     return [name.lower() for name in plain], list(zip(*columns, strict=True))

@@ -7,7 +7,8 @@ from pathlib import Path
 import numpy as np
 
 from excb.console import plural
-from excb.errors import UserError, require
+from excb.errors import UserError, first_line, require
+from excb.files.parquet import read_parquet
 from excb.images.image_set import ImageSet
 from excb.sources.label_files import LABELS, LabelTable
 
@@ -127,13 +128,9 @@ def _read(file: Path, root: Path) -> LabelTable:
     if file.suffix.lower() != ".parquet":
         return LabelTable.read(file, root)
     try:
-        import pyarrow.parquet
-    except ImportError:
-        raise UserError(f"{file}: reading Parquet needs pip install 'excb[parquet]'") from None
-    try:
-        columns = pyarrow.parquet.read_table(file)
-    except (OSError, pyarrow.ArrowException) as error:
-        raise UserError(f"cannot read the labels {file}: {str(error).splitlines()[0]}") from None
+        columns = read_parquet(file)
+    except (OSError, ValueError) as error:
+        raise UserError(f"cannot read the labels {file}: {first_line(error)}") from None
     cells: Sequence[Sequence[str]] = [[_text(cell) for cell in column.to_pylist()] for column in columns.columns]
     names = tuple(name.strip().lower() for name in columns.column_names)
     return LabelTable(file, (root,), names, list(zip(*cells, strict=True)))

@@ -3,7 +3,6 @@
 The tables are `claims/*.toml`; `paper.toml` and `protocols.toml` explain their fields. Importing this needs no torch.
 """
 
-import tomllib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cache
@@ -11,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from excb.errors import UserError, nearest_name
+from excb.files import toml
 
 from .claim import MOST, Claim, ClaimImages, ClaimProtocol, from_table
 
@@ -94,7 +94,7 @@ class _Registry:
             UserError: it cannot be read, or a table of it is none that this version knows.
         """
         try:
-            tables = tomllib.loads(file.read_text(encoding="utf-8"))
+            tables = toml.read_toml(file)
             protocols, data, recipes = (tables.pop(name, {}) for name in ("protocols", "data", "recipes"))
             new = _Registry(
                 self.protocols

@@ -6,11 +6,11 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
-from safetensors import SafetensorError
-from safetensors.numpy import load, save
+from safetensors.numpy import save
 
 from excb.console import plural
 from excb.errors import UserError
+from excb.files import json_text, tensors
 from excb.inference.basis import JACKKNIFE, stated
 from excb.inference.paired import Paired, PairedTest, of_figure
 from excb.networks.backbone import weights_hash
@@ -152,11 +152,10 @@ def unpack_label_scores(packed: bytes) -> LabelScores:
         ValueError: these bytes are something else.
     """
     try:
-        arrays = load(packed)
-        texts = json.loads(packed[8 : 8 + int.from_bytes(packed[:8], "little")])["__metadata__"]
-        names, classes = json.loads(texts["names"]), json.loads(texts["classes"])
+        arrays, texts = tensors.unpack_arrays(packed)
+        names, classes = json_text.parse(texts["names"]), json_text.parse(texts["classes"])
         targets = arrays.pop("targets")
-    except (SafetensorError, KeyError, TypeError, ValueError) as error:
+    except (KeyError, TypeError, ValueError) as error:
         raise ValueError(f"{type(error).__name__}: {error}") from None
     shape = (len(names), len(classes))
     fits = targets.dtype == np.int8 and all(each.dtype == np.float64 for each in arrays.values())

@@ -311,8 +311,7 @@ def unpack_predictions(packed: bytes) -> Predictions | ImageScores:
     Raises:
         npy.DAMAGE: these bytes are not an .npz file, or hold other arrays.
     """
-    with npy.unwarned(), np.load(io.BytesIO(packed), allow_pickle=False) as file:
-        values = {name: file[name] for name in file.files}
+    values = npy.read_npz(packed)
     targets, names, classes = (values.pop(name) for name in ("targets", "names", "classes"))
     _require(all(texts.ndim == 1 and texts.dtype.kind == "U" for texts in (names, classes)), "names as text")
     shared = values.pop(_SHARED, np.array(False))

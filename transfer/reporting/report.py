@@ -10,6 +10,7 @@ from excb.distributed.collectives import run_on_rank0
 from excb.errors import UserError
 from excb.files import npy
 from excb.files.atomic import write_bytes, write_text
+from excb.files.foreign import read_bytes
 from excb.inference import statistics
 from excb.inference.basis import stated
 from excb.inference.paired import Paired
@@ -168,7 +169,7 @@ def bytes_beside(result: ResultRecord, file: Path, *, what: str) -> tuple[Path, 
         raise UserError(f"{file} names no predictions: evaluate again with --out")
     place = file.parent / result.predictions["file"]
     try:
-        packed = place.read_bytes()
+        packed = read_bytes(place)
     except OSError as error:
         raise UserError(f"cannot read the {what} of {file}: {error}; keep both files together") from None
     if hashlib.sha256(packed).hexdigest() != result.predictions["sha256"]:

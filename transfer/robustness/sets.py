@@ -17,6 +17,7 @@ from torch import Tensor
 from excb.console import plural
 from excb.errors import UserError, nearest_name, require
 from excb.files import json_text
+from excb.files.foreign import read_bytes
 from excb.images.image_set import Images, ledger_of
 from excb.images.subset import Subset
 from excb.ledger import NOTHING, Ledger
@@ -197,7 +198,7 @@ def _figure_name(place: str) -> str:
 
 def _read_json(file: Path) -> Any:
     try:
-        return json_text.parse(file.read_bytes())
+        return json_text.parse(read_bytes(file))
     except OSError as error:
         raise UserError(f"cannot read {file}: {error}") from None
     except (ValueError, json.JSONDecodeError) as error:

@@ -1,7 +1,6 @@
 """Which sets a command line means: groups and names of the catalogue, a TOML file, and --set NAME=SOURCE."""
 
 import re
-import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -10,6 +9,7 @@ from typing import Any
 
 from excb.distributed.collectives import all_succeed
 from excb.errors import UserError, nearest_name, require
+from excb.files import toml
 from excb.images.image_set import Images
 from excb.sources.source import Note
 
@@ -76,8 +76,8 @@ def _own(name: str, source: str) -> SetEntry:
 def _from_file(file: Path) -> list[SetEntry]:
     """`[[set]]` tables with name and data (or train and test), and perhaps metric; paths are relative to the file."""
     try:
-        tables = tomllib.loads(file.read_text(encoding="utf-8")).get("set")
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        tables = toml.read_toml(file).get("set")
+    except (OSError, ValueError) as error:
         raise UserError(f"cannot read the sets of {file}: {error}") from None
     fits = isinstance(tables, list) and all(isinstance(table, dict) for table in tables)
     require(fits and bool(tables), f"{file} needs a [[set]] with name and data for each set")

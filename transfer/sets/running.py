@@ -16,6 +16,7 @@ from excb.errors import UserError
 from excb.features.extraction import files_hash, refuse_broken
 from excb.files import npy
 from excb.files.atomic import write_bytes, write_text
+from excb.files.foreign import read_bytes
 from excb.images.image_set import Images, clipped_ledger, ledger_of, share_clipped
 from excb.images.pixels import Pixels
 from excb.images.survey import surveyed
@@ -237,7 +238,7 @@ def answers_of(result: ResultRecord, file: Path) -> tuple[Any, dict[str, Any]]:
     """
     arrays = file.parent / result.predictions["file"]
     try:
-        packed = arrays.read_bytes()
+        packed = read_bytes(arrays)
         if hashlib.sha256(packed).hexdigest() == result.predictions["sha256"]:
             return unpack_answers(packed)
     except npy.DAMAGE:

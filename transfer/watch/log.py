@@ -11,6 +11,7 @@ from typing import Any
 from excb.errors import UserError
 from excb.files import json_text
 from excb.files.atomic import lock_of, write_text
+from excb.files.foreign import read_bytes
 from excb.files.records import count, list_of, number, optional, record_of, table, table_of, text
 
 from .setup import difference
@@ -108,7 +109,7 @@ class Log:
     def _read(self) -> tuple[list[str], bool]:
         """The whole lines, and whether there is more: the beginning of a line whose writer was killed."""
         try:
-            content = self.file.read_bytes().decode("utf-8", "replace")
+            content = read_bytes(self.file).decode("utf-8", "replace")
         except FileNotFoundError:
             return [], False
         except OSError as error:

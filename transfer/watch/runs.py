@@ -10,6 +10,7 @@ from typing import Any, Protocol
 from excb.checkpoint import run_checkpoint
 from excb.errors import UserError, require
 from excb.files import json_text
+from excb.files.foreign import read_bytes
 from excb.files.run_files import METRICS, OWNER, RECIPE, REPORT, metrics_in, read_metrics
 from excb.remote import byte_ranges
 from excb.remote.object_store import ObjectStore, StoreError
@@ -106,7 +107,7 @@ class LocalRun:
                 checkpoints[run_checkpoint.step_of(file)] = byte_ranges.local_stamp(file.stat())
         recipe = self.folder / RECIPE
         _require_run(bool(checkpoints) or recipe.is_file(), str(self.folder))
-        every = _save_epochs(recipe.read_bytes() if recipe.is_file() else None)
+        every = _save_epochs(read_bytes(recipe) if recipe.is_file() else None)
         return Snapshot(checkpoints, metrics, report, every)
 
     def checkpoint(self, step: int) -> Path | None:

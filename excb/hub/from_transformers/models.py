@@ -13,6 +13,7 @@ from excb.checkpoint.stored import Stored
 from excb.console import plural
 from excb.errors import UserError, require
 from excb.files import json_text
+from excb.files.foreign import read_text
 from excb.files.records import RecordError
 from excb.hub.from_transformers.processor import preprocessing_from_processor
 from excb.networks.architecture import Architecture
@@ -72,7 +73,7 @@ def _encoder_in(config: Mapping[str, Any]) -> tuple[str, Mapping[str, Any]]:
 def _processor_in(folder: Path) -> dict[str, Any]:
     file = folder / PROCESSOR
     try:
-        values = json_text.parse(file.read_text(encoding="utf-8"))
+        values = json_text.parse(read_text(file))
     except FileNotFoundError:
         raise UserError(
             f"{folder} has no {PROCESSOR}, so nothing says how its images are prepared: save the image processor there "
@@ -92,9 +93,7 @@ def _tensors_in(folder: Path) -> tuple[Path, dict[str, Tensor]]:
     index = folder / INDEX
     require(index.is_file(), f"{folder} has neither {exported.WEIGHTS} nor {INDEX} nor {PICKLED}: fetch it again")
     try:
-        parts = sorted(
-            {str(part) for part in json_text.parse(index.read_text(encoding="utf-8"))["weight_map"].values()}
-        )
+        parts = sorted({str(part) for part in json_text.parse(read_text(index))["weight_map"].values()})
     except (AttributeError, LookupError, OSError, TypeError, ValueError) as error:
         raise UserError(f"{index} cannot be read ({error}): fetch it again") from None
     require(all(Path(part).name == part for part in parts), f"{index} names files of other folders: fetch it again")

@@ -3,12 +3,12 @@
 import os
 from enum import Enum
 from functools import cache
-from pathlib import Path
 
 from PIL import Image
 
 from excb.files import npy
 from excb.files.bands import NPY
+from excb.files.foreign import open_file
 from excb.images.formats.plugins import HEIC, JXL, RAW, Extra
 
 # What Pillow's decoders have been seen to raise for files with changed or missing bytes, and related errors.
@@ -100,7 +100,7 @@ def kind_of_file(entry: "os.DirEntry[str]") -> Kind | Extra:
     try:
         if not entry.is_file():  # reading a pipe would wait for a writer
             return Kind.OTHER
-        with Path(entry.path).open("rb") as stream:
+        with open_file(entry.path) as stream:
             return kind_of_head(stream.read(HEAD))
     except OSError:
         return Kind.OTHER

@@ -1,6 +1,8 @@
 """Formats that Pillow opens with an extra: HEIC and JPEG XL by Pillow's plugins, and camera files by rawpy."""
 
 import logging
+import math
+import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -12,6 +14,7 @@ from typing import IO, Any
 
 from PIL import Image, UnidentifiedImageError
 
+from excb.files import foreign
 from excb.images.formats.video import frame_of, open_frame
 
 Source = Path | str | IO[bytes]
@@ -68,6 +71,18 @@ def _registered(extra: Extra) -> bool:
     return True
 
 
+def open_plain(source: Source) -> Image.Image:
+    """`Image.open`, whose limit of pixels follows EXCB_MEMORY_LIMIT where that is set: 4 bytes a pixel."""
+    if foreign.VARIABLE in os.environ:
+        Image.MAX_IMAGE_PIXELS = foreign.memory_limit() // 8  # Pillow refuses images of twice as many
+    return Image.open(source)
+
+
+def most_pixels() -> float:
+    """Pixels of the largest image that can be opened."""
+    return 2 * (Image.MAX_IMAGE_PIXELS or math.inf)
+
+
 def open_pillow(source: Source) -> Image.Image:
     """`Image.open`, with the plugins of extras, camera files developed, and frames of videos.
 
@@ -80,12 +95,12 @@ def open_pillow(source: Source) -> Image.Image:
     if is_raw(source):
         return _developed(source)
     try:
-        return Image.open(source)
+        return open_plain(source)
     except UnidentifiedImageError:
         missing = [extra for extra in (HEIC, JXL) if not extra.register() and _ends_in(source, extra)]
         if missing:
             raise UnidentifiedImageError(f"such images need an extra: {missing[0].advice}") from None
-        return Image.open(source)  # by a plugin that has just been registered
+        return open_plain(source)  # by a plugin that has just been registered
 
 
 def is_raw(source: Source) -> bool:

@@ -151,15 +151,15 @@ def _save(index: ShardIndex, file: Path) -> None:
 def _load(file: Path, shards: int, note: Callable[[str], None]) -> ShardIndex | None:
     """The index in a file, or None if it is missing or damaged."""
     try:
-        with npy.unwarned(), file.open("rb") as stream, np.load(stream, allow_pickle=False) as stored:
-            meta: dict[str, Any] = json_text.parse(stored["meta"].tobytes())
-            index = ShardIndex(
-                stamps=tuple(map(str, meta["stamps"])),
-                names=stored["names"].tobytes(),
-                label_names=tuple(map(str, meta["label_names"])),
-                skipped=tuple(map(dict, meta["skipped"])),
-                **{name: stored[name] for name in _ARRAYS},
-            )
+        stored = npy.read_npz(file)
+        meta: dict[str, Any] = json_text.parse(stored["meta"].tobytes())
+        index = ShardIndex(
+            stamps=tuple(map(str, meta["stamps"])),
+            names=stored["names"].tobytes(),
+            label_names=tuple(map(str, meta["label_names"])),
+            skipped=tuple(map(dict, meta["skipped"])),
+            **{name: stored[name] for name in _ARRAYS},
+        )
         size = (int(index.counts.sum()),)
         arrays = (index.offsets, index.sizes, index.labels)
         complete = (

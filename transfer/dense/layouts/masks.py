@@ -12,8 +12,9 @@ from PIL import Image
 
 from excb.console import plural
 from excb.errors import UserError
-from excb.files.regular import refuse_special
+from excb.files.foreign import read_text, refuse_special
 from excb.images.decoding import DAMAGE, BrokenImageError, open_image, stored_and_upright_size
+from excb.images.formats.plugins import open_plain
 from excb.images.image_set import Images, stamp_of
 from excb.images.pixels import EIGHT_BIT, ClippedImages, Pixels, notice_of
 from excb.images.scanning import scan_folder
@@ -109,12 +110,7 @@ class MaskFiles:
     def mask(self, index: int) -> np.ndarray:
         """See `MaskedImages.mask`."""
         file = self.root / self.masks[index]
-        values, (width, height) = _values(file), self.size(index)
-        if values.shape != (height, width):
-            raise UserError(
-                f"{file} has {values.shape[1]} x {values.shape[0]} pixels and its image {width} x {height}: a mask "
-                "must be as large as its image"
-            )
+        values = _values(file, self.size(index))
         present = np.unique(values)
         if unknown := sorted(set(present.tolist()) - self.meaning.keys()):
             raise UserError(f"{file} holds the value {unknown[0]}, which is not a class of {self.root}: name its class")
@@ -124,16 +120,22 @@ class MaskFiles:
         return classes
 
 
-def _values(file: Path) -> np.ndarray:
-    """The values [height, width] of a mask as they are stored. Raises UserError if it has none."""
+def _values(file: Path, size: tuple[int, int]) -> np.ndarray:
+    """The values [height, width] of a mask as they are stored. Raises UserError if it has none, or another size."""
     try:
         refuse_special(file)
-        with Image.open(file) as image:
+        with open_plain(file) as image:
+            if image.size != size:  # before it is decoded
+                raise UserError(
+                    f"{file} has {image.width} x {image.height} pixels and its image {size[0]} x {size[1]}: a mask "
+                    "must be as large as its image"
+                )
             if image.mode not in ("P", "L", "1", "I;16", "I"):
                 raise UserError(
                     f"{file} is an image of mode {image.mode}: a mask has one channel, whose values are classes"
                 )
-            return np.asarray(image).astype(np.int64)
+            values = np.asarray(image)
+            return values.view(np.uint8) if values.dtype == bool else values
     except DAMAGE as error:
         raise UserError(f"cannot read the mask {file} ({type(error).__name__}: {error})") from None
 
@@ -145,7 +147,7 @@ def listed(root: Path, names: Path, image: str, mask: str) -> tuple[tuple[str, .
         UserError: the list cannot be read or is empty, or a file is missing.
     """
     try:
-        lines = [line.split()[0] for line in names.read_text(encoding="utf-8").splitlines() if line.strip()]
+        lines = [line.split()[0] for line in read_text(names).splitlines() if line.strip()]
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"cannot read the list of images {names} ({error})") from None
     if not lines:

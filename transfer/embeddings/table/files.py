@@ -5,22 +5,31 @@ import math
 import os
 import struct
 import zipfile
-from collections.abc import Callable, Mapping, Sequence
+import zlib
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from excb.errors import UserError
-from excb.files import json_text, npy
+from excb.files import json_text, npy, tensors
 from excb.files.atomic import new_file
+from excb.files.foreign import parsing
+from excb.files.parquet import read_parquet, require_pyarrow
 from excb.ledger import Ledger
 
-from .vectors import ArrayRows, Vectors
+from .vectors import AT_ONCE, ArrayRows, CheckedRows, Vectors
 
 FORMAT = "excb-embeddings-1"
 _ADVICE = "name another file"
-Contents = tuple[np.ndarray, list[str], str, list[str | None] | None]  # vectors, paths, JSON, labels
+_INSTEAD = ", or name a file.npz"  # without pyarrow
+Labels = list[str | None] | None
+# Vectors, paths, JSON, labels, and the checksums as JSON, where the format has none of its own.
+Contents = tuple[np.ndarray, list[str], str, Labels, str | None]
+# Names in the metadata of .parquet and .safetensors; Arrow's text is UTF-8, so other names are kept there, by rows.
+_META, _CRC32, _NAMES = "excb", "excb_crc32", "excb_names"
 
 
 def check_vectors_file(file: Path) -> None:
@@ -28,7 +37,7 @@ def check_vectors_file(file: Path) -> None:
     if file.suffix not in FORMATS or file.is_dir():
         raise UserError(f"{file}: embeddings are written to a file that ends in {', '.join(FORMATS)}")
     if file.suffix == ".parquet":
-        _pyarrow()
+        require_pyarrow(_INSTEAD)
 
 
 def write_vectors(made: Vectors, file: Path) -> Path:
@@ -51,14 +60,14 @@ def read_vectors(file: Path) -> Vectors:
     """
     check_vectors_file(file)
     try:
-        with npy.unwarned():
-            rows, paths, meta, labels = FORMATS[file.suffix][1](file)
+        rows, paths, meta, labels, checksums = FORMATS[file.suffix][1](file)
         facts = json_text.parse(meta)
         if facts["format"] != FORMAT or rows.ndim != 2 or rows.dtype != np.float32 or len(rows) != len(paths):
             raise ValueError("other contents")
         model, unreadable = dict(facts["model"]), dict(facts["unreadable"])
         ledger = Ledger.from_dict(facts.get("ledger", {}))
-        return Vectors(ArrayRows(rows), paths, str(facts["root"]), model, unreadable, ledger, labels)
+        made = Vectors(ArrayRows(rows), paths, str(facts["root"]), model, unreadable, ledger, labels)
+        return made if checksums is None else replace(made, rows=_checked(made, meta, checksums, file))
     except FileNotFoundError:
         raise UserError(f"no file {file}: name one that `excb-eval embed` wrote") from None
     except npy.DAMAGE as error:
@@ -68,6 +77,39 @@ def read_vectors(file: Path) -> Vectors:
 
 def _meta(made: Vectors) -> str:
     return json.dumps({"format": FORMAT} | made.describe())
+
+
+class _Checksums:
+    """The checksums of what is written: of every part of the vectors, and of all texts together."""
+
+    def __init__(self, made: Vectors) -> None:
+        self._parts, self._texts = list[int](), _texts_crc32(made, _meta(made))
+
+    def part(self, vectors: np.ndarray) -> np.ndarray:
+        """The same vectors [n, D], as they are stored; call it once for every part in order."""
+        stored = np.ascontiguousarray(vectors, "<f4")
+        self._parts.append(zlib.crc32(stored.data))
+        return stored
+
+    def to_json(self, parts: int) -> str:
+        """JSON of one length before and after the `parts` are written."""
+        parts_so_far = [*self._parts, *[0] * (parts - len(self._parts))]
+        return json.dumps({"texts": f"{self._texts:08x}", "vectors": [f"{part:08x}" for part in parts_so_far]})
+
+
+def _texts_crc32(made: Vectors, meta: str) -> int:
+    texts = [meta, *made.paths, *((label or "") for label in made.labels or ())]
+    return zlib.crc32("\0".join(texts).encode("utf-8", "surrogatepass"))
+
+
+def _checked(made: Vectors, meta: str, checksums: str, file: Path) -> CheckedRows:
+    """The rows of what a file holds, whose checksums are compared as they are read; those of its texts are now."""
+    stated = json_text.parse(checksums)
+    parts = [int(part, 16) for part in stated["vectors"]]
+    assert isinstance(made.rows, ArrayRows)
+    if int(stated["texts"], 16) != _texts_crc32(made, meta) or len(parts) != -(-len(made) // AT_ONCE):
+        raise ValueError("paths, labels or facts have another checksum")
+    return CheckedRows(made.rows.array, parts, str(file))
 
 
 def _write_npz(made: Vectors, file: Path) -> None:
@@ -88,9 +130,9 @@ def _write_npz(made: Vectors, file: Path) -> None:
 
 
 def _read_npz(file: Path) -> Contents:
-    with file.open("rb") as stream, np.load(stream, allow_pickle=False) as arrays:  # closed where it is damaged, too
-        labels = arrays["labels"].tolist() if "labels" in arrays else None
-        return arrays["vectors"], arrays["paths"].tolist(), str(arrays["meta"]), labels
+    arrays = npy.read_npz(file)
+    labels = arrays["labels"].tolist() if "labels" in arrays else None
+    return arrays["vectors"], arrays["paths"].tolist(), str(arrays["meta"]), labels, None
 
 
 def _write_safetensors(made: Vectors, file: Path) -> None:
@@ -100,37 +142,38 @@ def _write_safetensors(made: Vectors, file: Path) -> None:
         texts["labels"] = b"\0".join(os.fsencode(label or "") for label in made.labels)
     shape = [len(made), made.rows.width]
     end = 4 * math.prod(shape)
-    tensors: dict[str, Any] = {"vectors": {"dtype": "F32", "shape": shape, "data_offsets": [0, end]}}
+    entries: dict[str, Any] = {"vectors": {"dtype": "F32", "shape": shape, "data_offsets": [0, end]}}
     for name, text in texts.items():
-        tensors[name] = {"dtype": "U8", "shape": [len(text)], "data_offsets": [end, end + len(text)]}
+        entries[name] = {"dtype": "U8", "shape": [len(text)], "data_offsets": [end, end + len(text)]}
         end += len(text)
-    header = json.dumps({"__metadata__": {"excb": _meta(made)}} | tensors).encode()
-    header += b" " * (-len(header) % 8)  # tensors begin at multiples of 8
+    checksums, meta = _Checksums(made), _meta(made)
+
+    def header() -> bytes:
+        facts = {_META: meta, _CRC32: checksums.to_json(-(-len(made) // AT_ONCE))}
+        text = json.dumps({"__metadata__": facts} | entries).encode()
+        text += b" " * (-len(text) % 8)  # tensors begin at multiples of 8
+        return struct.pack("<Q", len(text)) + text
+
     with file.open("wb") as stream:
-        stream.write(struct.pack("<Q", len(header)) + header)
+        stream.write(header())
         for part in made.parts():
-            stream.write(np.ascontiguousarray(part, "<f4").data)
+            stream.write(checksums.part(part).data)
         stream.write(b"".join(texts.values()))
+        stream.seek(0)
+        stream.write(header())  # now with the checksums
 
 
 def _read_safetensors(file: Path) -> Contents:
-    from safetensors import SafetensorError, safe_open
-
-    try:
-        with safe_open(file, framework="np") as opened:
-            meta, kept = str((opened.metadata() or {})["excb"]), set(opened.keys())
-            texts = {name: opened.get_tensor(name).tobytes() for name in ("paths", "labels") if name in kept}
-            shape = opened.get_slice("vectors").get_shape()
-    except SafetensorError as error:
-        raise ValueError(str(error)) from None
-    with file.open("rb") as stream:
-        (length,) = struct.unpack("<Q", stream.read(8))
-    vectors = _mapped(file, 8 + length, shape)
+    with tensors.opened(file) as (opened, start):
+        facts, kept = opened.metadata() or {}, set(opened.keys())
+        texts = {name: opened.get_tensor(name).tobytes() for name in ("paths", "labels") if name in kept}
+        shape = opened.get_slice("vectors").get_shape()
+    vectors = _mapped(file, start, shape)
     paths, labels = (
         [os.fsdecode(text) for text in texts[name].split(b"\0")] if name in texts and len(vectors) else None
         for name in ("paths", "labels")
     )
-    return vectors, paths or [], meta, None if labels is None else [*labels]
+    return vectors, paths or [], str(facts[_META]), None if labels is None else [*labels], facts.get(_CRC32)
 
 
 def _mapped(file: Path, offset: int, shape: Sequence[int]) -> np.ndarray:
@@ -142,18 +185,36 @@ def _mapped(file: Path, offset: int, shape: Sequence[int]) -> np.ndarray:
 
 def _write_parquet(made: Vectors, file: Path) -> None:
     """Columns `path`, `label` and `vector`, a list of float32; the rest is in the schema's metadata, under `excb`."""
-    pyarrow, parquet = _pyarrow()
+    pyarrow, parquet = require_pyarrow(_INSTEAD)
+    checksums = _Checksums(made)
     label = [] if made.labels is None else [("label", pyarrow.string())]
     vector = ("vector", pyarrow.list_(pyarrow.float32(), made.rows.width))
-    schema = pyarrow.schema([("path", pyarrow.string()), *label, vector], metadata={"excb": _meta(made)})
+    schema = pyarrow.schema(
+        [("path", pyarrow.string()), *label, vector],
+        metadata={_META: _meta(made), _NAMES: json.dumps(_other_names(made))},
+    )
     with parquet.ParquetWriter(file, schema) as writer:
         start = 0
         for part in made.parts():
             end = start + len(part)
             labels = None if made.labels is None else made.labels[start:end]
-            columns = arrow_columns(made.paths[start:end], part, labels)
+            columns = arrow_columns(made.paths[start:end], checksums.part(part), labels)
             writer.write_table(pyarrow.table(columns, schema=schema))
             start = end
+        writer.add_key_value_metadata({_CRC32: checksums.to_json(0)})
+
+
+def _other_names(made: Vectors) -> dict[str, dict[int, str]]:
+    """Paths and labels that are not UTF-8, which Arrow's columns hold with escapes, by column and row."""
+    columns = {"path": made.paths, "label": made.labels or ()}
+    return {
+        name: {row: text for row, text in enumerate(texts) if text and not _is_utf8(text)}
+        for name, texts in columns.items()
+    }
+
+
+def _is_utf8(text: str) -> bool:
+    return text.isascii() or text.encode("utf-8", "replace").decode() == text
 
 
 def arrow_columns(
@@ -164,7 +225,7 @@ def arrow_columns(
     Raises:
         UserError: pyarrow is not installed.
     """
-    pyarrow, _ = _pyarrow()
+    pyarrow, _ = require_pyarrow(_INSTEAD)
 
     def strings(texts: Sequence[str | None]) -> Any:
         shown = [text and text.encode("utf-8", "backslashreplace").decode() for text in texts]
@@ -177,30 +238,19 @@ def arrow_columns(
 
 
 def _read_parquet(file: Path) -> Contents:
-    pyarrow, parquet = _pyarrow()
-    if not file.is_file():
-        raise FileNotFoundError(file)
-    try:
-        table = parquet.read_table(file)
-        meta: Mapping[bytes, bytes] = table.schema.metadata or {}
+    table = read_parquet(file, _INSTEAD)
+    meta = {name.decode(): text.decode() for name, text in table.schema.metadata.items() if name.startswith(b"excb")}
+    with parsing():
         column = table.column("vector").combine_chunks()
-    except pyarrow.ArrowException as error:
-        raise ValueError(str(error)) from None
-    width = table.schema.field("vector").type.list_size
-    values = column.values.to_numpy(zero_copy_only=False)
+        values = column.flatten().to_numpy(zero_copy_only=False)
+    width = len(values) // len(table) if len(table) else table.schema.field("vector").type.list_size
+    paths = table.column("path").to_pylist()
     labels = table.column("label").to_pylist() if "label" in table.column_names else None
-    return values.reshape(len(table), width), table.column("path").to_pylist(), meta[b"excb"].decode(), labels
-
-
-def _pyarrow() -> tuple[Any, Any]:
-    try:
-        import pyarrow
-        from pyarrow import parquet
-    except ImportError:
-        raise UserError(
-            "Parquet and Arrow need pyarrow: run `pip install 'excb[parquet]'`, or name a file.npz"
-        ) from None
-    return pyarrow, parquet
+    names = json_text.parse(meta.get(_NAMES, "{}"))
+    for column, texts in (("path", paths), ("label", labels or [])):
+        for row, text in names.get(column, {}).items():
+            texts[int(row)] = str(text)
+    return values.reshape(len(table), width), paths, meta[_META], labels, meta.get(_CRC32)
 
 
 Writer = Callable[[Vectors, Path], None]

@@ -1,6 +1,7 @@
 """Vectors of images with their paths and what made them, read from the disk as they are needed."""
 
 import json
+import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -35,6 +36,34 @@ class ArrayRows:
     def rows(self, start: int, stop: int) -> Tensor:
         """Rows [stop - start, D]."""
         return torch.from_numpy(np.array(self.array[start:stop], dtype=np.float32))
+
+
+@dataclass(frozen=True)
+class CheckedRows(ArrayRows):
+    """Rows of a file whose checksums are compared when they are first read.
+
+    Attributes:
+        crc32: checksums of `AT_ONCE` rows each.
+        source: the file, for messages.
+    """
+
+    crc32: Sequence[int]
+    source: str
+    intact: set[int] = field(default_factory=set, compare=False)
+
+    def rows(self, start: int, stop: int) -> Tensor:
+        """Rows [stop - start, D]. Raises UserError if they are not those that were written."""
+        self.check(start, stop)
+        return super().rows(start, stop)
+
+    def check(self, start: int, stop: int) -> None:
+        """Raise UserError if the checksum of rows is another."""
+        parts = range(start // AT_ONCE, -(-min(stop, len(self)) // AT_ONCE))
+        for part in (part for part in parts if part not in self.intact):
+            rows = np.ascontiguousarray(self.array[part * AT_ONCE : (part + 1) * AT_ONCE])
+            same = zlib.crc32(rows.data) == self.crc32[part]
+            require(same, f"{self.source} is damaged: its vectors have another checksum; embed the images again")
+            self.intact.add(part)
 
 
 def in_place(rows: Rows) -> Tensor | Rows:

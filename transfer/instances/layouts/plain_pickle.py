@@ -13,16 +13,32 @@ from typing import Any
 
 import numpy as np
 
-from excb.console import plural
 from excb.errors import UserError, first_line
-from excb.files.regular import refuse_special
+from excb.files.foreign import read_bytes
 
 LARGEST = 2**26  # bytes of a file
 _KINDS = frozenset(f"{kind}{size}" for kind, sizes in (("iu", "1248"), ("f", "48")) for kind in kind for size in sizes)
+_TIMES = 16  # so many values for every byte of a file, at most: references repeat what a file holds once
 _DAMAGE = (
     *(pickle.UnpicklingError, struct.error, ArithmeticError, AttributeError, EOFError, LookupError, MemoryError),
     *(RecursionError, TypeError, ValueError),
 )
+
+
+class _Allowance:
+    """Counts down what may still be built while a file is read."""
+
+    def __init__(self) -> None:
+        self.left = 0
+
+    def spend(self, values: int) -> None:
+        """Raise ValueError once more is built than a file of its size needs."""
+        self.left -= values
+        if self.left < 0:
+            raise ValueError("its values repeat themselves")
+
+
+_allowance = _Allowance()  # of the file that is read; one at a time
 
 
 class _Kind:
@@ -40,6 +56,7 @@ class _Kind:
         """The numbers that bytes hold."""
         if self.name.lstrip("<>|=") not in _KINDS:
             raise ValueError(f"an array of {self.name!r}")
+        _allowance.spend(len(raw))
         text = raw.encode("latin1") if isinstance(raw, str) else raw  # Python 2 wrote bytes as text
         return list(np.frombuffer(text, np.dtype(self.order + self.name.lstrip("<>|="))).tolist())
 
@@ -83,6 +100,7 @@ class _Encoded(bytes):
     __slots__ = ()
 
     def __new__(cls, text: str = "", _encoding: str = "latin1") -> "_Encoded":
+        _allowance.spend(len(text))
         return super().__new__(cls, text.encode("latin1"))
 
 
@@ -121,16 +139,15 @@ def read_pickle(file: Path) -> Any:
         UserError: it cannot be read, is damaged, too large, or names anything but plain values.
     """
     try:
-        refuse_special(file)
-        size = file.stat().st_size
-        if size > LARGEST:
-            raise UserError(f"{file} has {plural(size, 'byte')}, more than any ground truth: name another file")
-        packed = file.read_bytes()
+        packed = read_bytes(file, LARGEST)
     except OSError as error:
         raise UserError(f"cannot read {file}: {error.strerror or error}") from None
     try:
         _check_sizes(packed)
-        return _Unpickler(io.BytesIO(packed), encoding="latin1").load()
+        _allowance.left = _TIMES * len(packed)
+        contents = _Unpickler(io.BytesIO(packed), encoding="latin1").load()
+        _check_repeats(contents, _TIMES * len(packed))
+        return contents
     except _RefusedError as refused:
         raise UserError(
             f"{file} names {refused}, which ground truth has no need of: refused, since reading it could run code"
@@ -146,6 +163,24 @@ def _check_sizes(packed: bytes) -> None:
     for code, argument, _place in pickletools.genops(packed):
         if code.name in ("PUT", "BINPUT", "LONG_BINPUT") and int(argument or 0) > len(packed):
             raise ValueError(f"{code.name} {argument}")
+
+
+def _check_repeats(contents: Any, most: int) -> None:
+    """Raise ValueError where a reader that follows all references would meet more values than `most`, or a circle."""
+    waiting, seen = [iter((contents,))], 0
+    while waiting:
+        if (value := next(waiting[-1], waiting)) is waiting:
+            waiting.pop()
+            continue
+        seen += 1
+        if isinstance(value, dict):
+            waiting.append(iter(value.values()))
+        elif isinstance(value, list | tuple | set | frozenset):
+            waiting.append(iter(value))
+        elif isinstance(value, _Array):
+            seen += len(value.values)
+        if seen > most:
+            raise ValueError("its values repeat themselves")
 
 
 def numbers(value: Any) -> list[Any]:

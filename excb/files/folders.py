@@ -1,17 +1,10 @@
-"""Files and folders as the system has them: special files, which are refused before they are opened, and folders."""
+"""Folders as the system has them, and what cannot be read in them."""
 
 import errno
 import os
-import stat
 from pathlib import Path
 
 from excb.errors import UserError
-
-
-def refuse_special(source: object) -> None:
-    """Raise OSError for a file that is not a regular one: opening a named pipe would block forever."""
-    if isinstance(source, (str, Path)) and not stat.S_ISREG(os.stat(source).st_mode):  # noqa: PTH116 - either kind
-        raise OSError("it is not a regular file")
 
 
 def is_folder(entry: os.DirEntry[str]) -> bool:
