@@ -426,7 +426,7 @@ def test_a_process_that_computes_nothing_is_named(place: Path, tmp_path: Path, m
     store = extracted.store(tmp_path, extracted.description())
     lock = store.lock(QUIET.note)
     assert lock is not None
-    with lock, pytest.raises(UserError, match="another process computes the features in .* has written nothing for"):
+    with lock, pytest.raises(UserError, match=r"another process computes the features in .* has written nothing for"):
         task.features(task.train, "train", QUIET)
 
 
