@@ -12,15 +12,18 @@ from typing import Any
 
 import numpy as np
 import torch
+from filelock import BaseFileLock, FileLock, Timeout
 from torch import Tensor
 
 from excb.errors import UserError, require
 from excb.files import json_text, npy
-from excb.files.atomic import new_file, write_text
+from excb.files.atomic import lock_of, new_file, write_text
 from excb.files.foreign import read_bytes
 
 SHARD_BYTES = 64 * 2**20
 KEEP_SECONDS = 10.0  # at most so often, the rows of an unfinished shard are kept
+STALLED_SECONDS = 1800.0  # without a new row of the process that is waited for, which may time a batch size first
+ASK_SECONDS = 2.0  # between two looks at it
 FOLDER, META = "features", "meta.json"
 CLIPPED = "clipped.json"  # numbers of the images with values outside their set's range
 SRGB = "srgb"  # an empty file: these features honour the images' colour profiles
@@ -148,6 +151,45 @@ class FeatureStore:
         with suppress(OSError):  # a cache that is only read is asked again
             (self.folder / SRGB).touch()
         return True
+
+    def lock(self, note: Callable[[str], None]) -> BaseFileLock | None:
+        """Wait until no other process computes these features, and keep others from it until `release`.
+
+        The system releases it however its process ends. None where the disk has no locks, or may not be written.
+
+        Args:
+            note: called with what is waited for.
+
+        Raises:
+            UserError: the other process has written nothing for `STALLED_SECONDS`.
+        """
+        lock = FileLock(lock_of(self.folder))
+        try:
+            self.folder.parent.mkdir(parents=True, exist_ok=True)
+            try:
+                return lock.acquire(blocking=False).lock
+            except Timeout:
+                note(f"another process computes the same features, in {self.folder}: waiting for it")
+            changed, since = self._changed(), time.monotonic()
+            while True:
+                with suppress(Timeout):
+                    return lock.acquire(timeout=ASK_SECONDS).lock
+                if (now := self._changed()) != changed:
+                    changed, since = now, time.monotonic()
+                elif time.monotonic() - since > STALLED_SECONDS:
+                    raise UserError(
+                        f"another process computes the features in {self.folder}, and has written nothing for "
+                        f"{STALLED_SECONDS / 60:.0f} minutes: stop it, or {_ADVICE}"
+                    )
+        except (OSError, NotImplementedError):
+            return None
+
+    def _changed(self) -> list[int]:
+        """Times of the last changes of the files, which show that the process that computes them advances."""
+        try:
+            return sorted(file.stat().st_mtime_ns for file in self.folder.iterdir())
+        except OSError:  # the other process renames or removes one
+            return []
 
     def discard(self) -> None:
         """Delete the features. Raises UserError if a file cannot be deleted."""

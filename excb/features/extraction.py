@@ -4,6 +4,7 @@ import hashlib
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from functools import partial
 from importlib import metadata
@@ -214,18 +215,53 @@ def features_of(extraction: Extraction, root: Path | None, reporter: Reporter, *
     Raises:
         UserError: an image cannot be read, or the cache cannot be written.
     """
-    total, sizes = len(extraction.images), list(map(len, extraction.shards))
     if root is None:
-        with reporter.progress(f"features of {name}", total) as bar:
-            return CachedFeatures([rows for _, rows in extraction.run(range(len(sizes)), bar.advance)])
+        with reporter.progress(f"features of {name}", len(extraction.images)) as bar:
+            return CachedFeatures([rows for _, rows in extraction.run(range(len(extraction.shards)), bar.advance)])
     description = run_on_rank0(extraction.description)
     store = extraction.store(root, description)
-    if not run_on_rank0(lambda: store.of_profiles(lambda: has_profiles(extraction.images))):
-        reporter.note(f"features of {name} are computed again: an earlier version ignored the images' colour profiles")
-        run_on_rank0(store.discard)
-    clipped = clipped_of(extraction.images)
-    if clipped is not None:
+
+    def honours_profiles() -> bool:
+        return store.of_profiles(lambda: has_profiles(extraction.images))
+
+    if run_on_rank0(lambda: store.finished() and honours_profiles() and not store.missing(lambda _line: None)):
+        _add_clipped(extraction, store)
+        if rank() == 0:
+            reporter.note(f"features of {name}: {plural(len(extraction.images), 'row')} from {store.folder}")
+        return all_succeed(store.open)
+    with _only_process(store, reporter):
+        if not run_on_rank0(honours_profiles):
+            reporter.note(f"features of {name} are computed again: an earlier version ignored the images' profiles")
+            run_on_rank0(store.discard)
+        _complete(extraction, store, description, reporter, name=name)
+        return all_succeed(store.open)
+
+
+@contextmanager
+def _only_process(store: FeatureStore, reporter: Reporter) -> Iterator[None]:
+    """Hold the lock of a set's features, so that of several commands one computes them and the others wait for it."""
+    held = []
+    run_on_rank0(lambda: held.append(store.lock(reporter.note)))
+    try:
+        yield
+    finally:
+        for lock in filter(None, held):
+            lock.release()
+
+
+def _add_clipped(extraction: Extraction, store: FeatureStore) -> None:
+    """Add what was seen of the images whose rows are in the store."""
+    if (clipped := clipped_of(extraction.images)) is not None:
         clipped.add(number for number in run_on_rank0(store.clipped) if number < len(clipped))
+
+
+def _complete(
+    extraction: Extraction, store: FeatureStore, description: dict[str, Any], reporter: Reporter, *, name: str
+) -> None:
+    """Compute what a store lacks; arguments and errors as `features_of`."""
+    total, sizes = len(extraction.images), list(map(len, extraction.shards))
+    clipped = clipped_of(extraction.images)
+    _add_clipped(extraction, store)
 
     def keep_clipped() -> None:
         """Before rows are kept: those who read them from the cache know what was seen of their images."""
@@ -250,4 +286,3 @@ def features_of(extraction: Extraction, root: Path | None, reporter: Reporter, *
         run_on_rank0(lambda: store.finish(description))
     elif rank() == 0:
         reporter.note(f"features of {name}: {plural(total, 'row')} from {store.folder}")
-    return all_succeed(store.open)

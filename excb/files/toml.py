@@ -22,10 +22,10 @@ def read_toml(file: Path) -> dict[str, Any]:
         OSError: it cannot be read, is special or larger than `LARGEST`.
         ValueError: it is not TOML, is nested too deeply, or has a key of more than `MOST_PARTS` parts.
     """
-    return parse(read_text(file, most=LARGEST))
+    return parse_toml(read_text(file, most=LARGEST))
 
 
-def parse(text: str) -> dict[str, Any]:
+def parse_toml(text: str) -> dict[str, Any]:
     """The tables of a text. Raises ValueError as `read_toml`."""
     if long := _LONG_KEY.search(text):
         raise ValueError(f"a key of more than {MOST_PARTS} parts, {long[0][:40]}")

@@ -374,7 +374,60 @@ def test_many_processes_give_the_rows_of_one(place: Path, tmp_path: Path, proces
         log = (tmp_path / f"{rank}.log").read_text()
         assert log.count("is damaged: its features are computed again") == (rank == 0)
         assert (log == "") == (rank > 0)
-    assert len(list((tmp_path / "cache" / FOLDER).iterdir())) == 3
+    assert len([path for path in (tmp_path / "cache" / FOLDER).iterdir() if path.is_dir()]) == 3
+
+
+def read_cold(place: Path, root: Path, number: int, together: Any) -> None:
+    """One of several commands that need the features of one set at once, and how many images it opened itself."""
+    torch.set_num_threads(1)
+    opened, read = [], ImageSet.open
+
+    def watched(images: ImageSet, index: int) -> Any:
+        opened.append(index)
+        return read(images, index)
+
+    task = prepare(place, root)
+    together.wait(60)
+    with mock.patch.object(ImageSet, "open", watched), mock.patch.object(cache, "SHARD_BYTES", SHARD_BYTES):
+        rows, _ = task.features(task.train, "train", QUIET)
+    np.savez(root / f"{number}.npz", rows=rows.numpy(), opened=opened)
+
+
+@pytest.mark.parametrize("damaged", [False, True])
+def test_commands_that_share_a_cold_cache_compute_its_features_once(
+    place: Path, tmp_path: Path, *, damaged: bool
+) -> None:
+    expected = both_sets(place, tmp_path / "before")[0]
+    if damaged:
+        shutil.copytree(tmp_path / "before" / FOLDER, tmp_path / FOLDER)
+        for file in (tmp_path / FOLDER).rglob("00001.npy"):
+            file.write_bytes(file.read_bytes()[:-1])
+    context = server()
+    together = context.Barrier(8)
+    running = [context.Process(target=read_cold, args=(place, tmp_path, number, together)) for number in range(8)]
+    for process in running:
+        process.start()
+    for process in running:
+        process.join(120)
+    assert [process.exitcode for process in running] == [0] * 8
+    opened = []
+    for number in range(8):
+        with np.load(tmp_path / f"{number}.npz") as found:
+            np.testing.assert_array_equal(found["rows"], expected)
+            opened += found["opened"].tolist()
+    assert opened == list(range(5, 10) if damaged else range(14))
+
+
+def test_a_process_that_computes_nothing_is_named(place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cache, "ASK_SECONDS", 0.01)
+    monkeypatch.setattr(cache, "STALLED_SECONDS", 0.05)
+    task = prepare(place, tmp_path)
+    extracted = task.extraction(task.train)
+    store = extracted.store(tmp_path, extracted.description())
+    lock = store.lock(QUIET.note)
+    assert lock is not None
+    with lock, pytest.raises(UserError, match=r"another process computes the features in .* has written nothing for"):
+        task.features(task.train, "train", QUIET)
 
 
 def test_features_of_versions_that_ignored_colour_profiles(place: Path, tmp_path: Path, opened: list[int]) -> None:

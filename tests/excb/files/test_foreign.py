@@ -1,3 +1,5 @@
+"""The door for files of others: special files, limits of memory, and one error for all parsers."""
+
 import lzma
 import os
 import socket
@@ -132,13 +134,13 @@ HOSTILE_TOML = {
 def test_hostile_toml_is_refused_in_time(name: str) -> None:
     start = time.process_time()
     with pytest.raises(ValueError):  # noqa: PT011 - of many kinds
-        toml.parse(HOSTILE_TOML[name])
+        toml.parse_toml(HOSTILE_TOML[name])
     assert time.process_time() - start < 2
 
 
 def test_ordinary_toml_is_read() -> None:
     text = f"[a.b.c]\nx = [{', '.join(['1.5'] * 100)}]\n'k.k' = '''{'word. ' * 60}'''\n"
-    assert toml.parse(text) == {"a": {"b": {"c": {"x": [1.5] * 100, "k.k": "word. " * 60}}}}
+    assert toml.parse_toml(text) == {"a": {"b": {"c": {"x": [1.5] * 100, "k.k": "word. " * 60}}}}
 
 
 def test_json_that_would_fill_the_memory_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
