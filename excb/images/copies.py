@@ -118,6 +118,12 @@ def near_pairs(images: CodedImages) -> list[tuple[int, int]]:
     return [(int(own[row]), int(own[column])) for row, column, _ in _alike(pictures, pictures) if row < column]
 
 
+def look_alike(first: Image.Image, second: Image.Image) -> bool:
+    """Whether `near_pairs` takes two opened images for one."""
+    pictures = np.stack([_grey(image) for image in (first, second)])
+    return float(pictures.std((1, 2)).min()) > PLAIN and any(True for _ in _alike(pictures[:1], pictures[1:]))
+
+
 def _alike(queries: np.ndarray, bank: np.ndarray) -> Iterator[tuple[int, int, int]]:
     """Rows of queries and of a bank of small pictures that look the same, and the bits of their hashes that differ."""
     if not len(bank) or not len(queries):
@@ -150,6 +156,10 @@ def _small(source: Source) -> np.ndarray:
         image: Image.Image = open_smaller(source, _shrink, EIGHT_BIT)[0]
     except PixelsError:  # more bits or other channels: no set's range is needed to see that two images are alike
         image = _stretched(depth.read_values(source, len("RGB")))
+    return _grey(image)
+
+
+def _grey(image: Image.Image) -> np.ndarray:
     return np.asarray(image.convert("L").resize((SIDE, SIDE), Image.Resampling.BOX, reducing_gap=2.0), np.float32)
 
 

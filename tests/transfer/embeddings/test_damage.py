@@ -21,8 +21,7 @@ FORMATS = ("npz", "parquet", "safetensors")
 
 @pytest.fixture(autouse=True)
 def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in ("vectors", "files"):
-        monkeypatch.setattr(f"excb.transfer.embeddings.table.{module}.AT_ONCE", 8)
+    monkeypatch.setattr(vectors, "AT_ONCE", 8)
 
 
 def made(**model: Any) -> Any:

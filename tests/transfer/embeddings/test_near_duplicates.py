@@ -1,6 +1,7 @@
 """Near-duplicates: a threshold that a loop finds too, what shows the same picture, groups to act on."""
 
 import csv
+import dataclasses
 import io
 import json
 import math
@@ -14,6 +15,7 @@ from torch import nn
 
 import excb
 from excb.errors import UserError
+from excb.images import copies
 from excb.transfer.cli import main
 from excb.transfer.embeddings.copies import overlay, thresholds
 from excb.transfer.embeddings.copies.overlay import correlation, same_picture, small_picture
@@ -128,6 +130,20 @@ def test_the_threshold_is_that_of_a_loop(copied: Embeddings) -> None:
     assert all(group.keep.endswith(".png") for group in near)
     assert "calibrated on these images: finds" in repr(near)
     assert copied.near_duplicates(quiet=True) == near
+
+
+def test_pictures_find_copies_that_the_network_does_not(copied: Embeddings, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Vectors that say nothing; above 10,000 images they alone count."""
+    rows = np.random.default_rng(0).normal(size=copied.vectors.shape).astype(np.float32)
+    blind = dataclasses.replace(copied, rows=ArrayRows(rows))
+    near = blind.near_duplicates(quiet=True)
+    pairs = [[f"{number:02}-copy.jpg", f"{number:02}.png"] for number in range(10)]
+    assert [pair for pair in pairs if pair in map(list, near)] == pairs
+    assert near.threshold is not None
+    assert near.threshold.found["JPEG"] == near.threshold.found["resize"] == 1
+    assert "or pictures that look the same" in near.summary
+    monkeypatch.setattr(copies, "MOST_NEAR", 69)
+    assert "pictures" not in blind.near_duplicates(quiet=True).summary
 
 
 def test_calibration_asks_for_a_number_where_it_cannot(copied: Embeddings, tmp_path: Path) -> None:

@@ -1,7 +1,7 @@
 """Near-duplicates: groups of images around one that all are alike, found by comparing every pair, tile by tile."""
 
 import heapq
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import numpy as np
 import torch
@@ -16,7 +16,13 @@ EQUAL = 1e-9  # cosines this close to the threshold reach it: those of identical
 MOST_PAIRS = 20_000_000
 
 
-def star_groups(rows: Rows, cosine: float, progress: Callable[[int], None] = lambda _done: None) -> list[list[int]]:
+def star_groups(
+    rows: Rows,
+    cosine: float,
+    progress: Callable[[int], None] = lambda _done: None,
+    *,
+    also: Iterable[tuple[int, int]] = (),
+) -> list[list[int]]:
     """Groups of rows that have at least this cosine with one of them, which is the first; the largest group first.
 
     The row with the most such neighbours is the centre of the first group, of those that are left the next one's, and
@@ -26,12 +32,13 @@ def star_groups(rows: Rows, cosine: float, progress: Callable[[int], None] = lam
         rows: [N, D].
         cosine: above -1, at most 1.
         progress: called with numbers of rows, N in all.
+        also: pairs of rows that are alike whatever their cosine, the smaller number first.
 
     Raises:
         UserError: the cosine is out of range, or so low that there are more than `MOST_PAIRS` pairs.
     """
     require(-1 < cosine <= 1, f"near-duplicates have a cosine above -1 and at most 1, such as 0.95, not {cosine:g}")
-    N, links, pairs = len(rows), list[np.ndarray](), 0
+    N, links, pairs = len(rows), [np.array(list(also), np.int64).reshape(-1, 2).T], 0
     with exact_products(torch.device("cpu")):
         for start in range(0, N, TILE):
             left = unit_rows(rows, start, min(start + TILE, N))
@@ -43,7 +50,7 @@ def star_groups(rows: Rows, cosine: float, progress: Callable[[int], None] = lam
                     raise UserError(f"more than {MOST_PAIRS:,} pairs reach a cosine of {cosine:g}: choose a higher one")
                 links.append(near)
             progress(len(left))
-    first, second = np.concatenate([np.empty((2, 0), np.int64), *links], axis=1)
+    first, second = np.unique(np.concatenate(links, axis=1), axis=1)
     return sorted(stars(first, second, N), key=lambda group: (-len(group), min(group)))
 
 

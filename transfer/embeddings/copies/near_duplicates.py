@@ -17,7 +17,7 @@ from excb.images.decoding import BrokenImageError, stored_and_upright_size
 
 from ..table.vectors import Vectors
 from .duplicates import star_groups, unit_rows
-from .thresholds import CopyThreshold, Network, calibrate_copies
+from .thresholds import CopyThreshold, Network, alike_pictures, calibrate_copies
 
 COLUMNS = ("group", "keep", "path", "cosine", "width", "height", "bytes")
 SHOWN = 10  # groups that a terminal shows
@@ -165,13 +165,16 @@ def find_near_duplicates(
 ) -> NearDuplicates:
     """The groups of embeddings, at a cosine or, if it is None, at one that is calibrated with their images and network.
 
+    In the second case pictures that look the same are near-duplicates whatever their cosine (`alike_pictures`).
+
     Raises:
         UserError: the cosine is out of range or leaves too many pairs, or as `calibrate_copies`.
     """
-    threshold = calibrate_copies(embeddings, load, reporter) if cosine is None else None
+    alike = alike_pictures(embeddings) if cosine is None else None
+    threshold = calibrate_copies(embeddings, load, reporter, alike=alike) if cosine is None else None
     limit = threshold.cosine if threshold is not None else float(cosine or 0)
     with reporter.progress("pairs of images", len(embeddings)) as bar:
-        stars = star_groups(embeddings.rows, limit, bar.advance)
+        stars = star_groups(embeddings.rows, limit, bar.advance, also=alike or ())
     return NearDuplicates([_group(embeddings, star) for star in stars], limit, threshold)
 
 

@@ -19,6 +19,11 @@ from excb.neighbours.unit_rows import Rows
 AT_ONCE = 8192  # rows that are read, written or indexed together
 
 
+def rows_of_a_part() -> int:
+    """How many rows are written together, and have a checksum together."""
+    return AT_ONCE
+
+
 @dataclass(frozen=True)
 class ArrayRows:
     """The rows of an array [N, D], as `Rows` are read."""
@@ -43,11 +48,13 @@ class CheckedRows(ArrayRows):
     """Rows of a file whose checksums are compared when they are first read.
 
     Attributes:
-        crc32: checksums of `AT_ONCE` rows each.
+        crc32: checksums of the parts.
+        each: rows of a part.
         source: the file, for messages.
     """
 
     crc32: Sequence[int]
+    each: int
     source: str
     intact: set[int] = field(default_factory=set, compare=False)
 
@@ -58,9 +65,9 @@ class CheckedRows(ArrayRows):
 
     def check(self, start: int, stop: int) -> None:
         """Raise UserError if the checksum of rows is another."""
-        parts = range(start // AT_ONCE, -(-min(stop, len(self)) // AT_ONCE))
+        parts = range(start // self.each, -(-min(stop, len(self)) // self.each))
         for part in (part for part in parts if part not in self.intact):
-            rows = np.ascontiguousarray(self.array[part * AT_ONCE : (part + 1) * AT_ONCE])
+            rows = np.ascontiguousarray(self.array[part * self.each : (part + 1) * self.each])
             same = zlib.crc32(rows.data) == self.crc32[part]
             require(same, f"{self.source} is damaged: its vectors have another checksum; embed the images again")
             self.intact.add(part)
