@@ -51,18 +51,20 @@ def _features(given: list[Any], shell: Shell, device: "torch.device") -> int:
 
 def _add_cache(parser: Parser) -> None:
     parser.add_argument("--cache", type=Path, metavar="DIR", help="default: $EXCB_CACHE, else ~/.cache/excb")
-    parser.add_argument("--clear", action="store_true", help="delete all features in it")
+    parser.add_argument("--clear", action="store_true", help="delete all features and digests in it")
 
 
 def _cache(args: argparse.Namespace) -> int:
-    from excb.features.cache import entries, remove
+    from excb.features.listing import entries, remove
+    from excb.images.digests import delete_digests
     from excb.remote.home import cache_root
 
     root, reporter = args.cache or cache_root(), Reporter()
     if args.cache is not None and not root.is_dir():
         raise UserError(f"no folder {root}: --cache names the one that keeps features")
     if args.clear:
-        reporter.answer(f"{remove(root) / 2**20:,.1f} MiB deleted from {root}")
+        freed = remove(root) + (delete_digests() if args.cache is None else 0)
+        reporter.answer(f"{freed / 2**20:,.1f} MiB deleted from {root}")
         return 0
     rows = [
         [entry.architecture or "unfinished", entry.kind or "", f"{entry.images or 0:,}", f"{entry.bytes / 2**20:,.1f}"]

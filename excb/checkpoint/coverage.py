@@ -4,15 +4,15 @@ import re
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from math import isqrt
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from torch.overrides import TorchFunctionMode
 
 from excb.console import plural
 from excb.errors import UserError
 from excb.networks.architecture import TIMM_NAMES, WIDER, Architecture, EndlessError
+from excb.networks.uninitialised import Uninitialised
 
 # torchvision's ResNets by the lengths of their stages and whether blocks are bottlenecks.
 _RESNETS: dict[tuple[tuple[int, ...], bool], str] = {
@@ -32,8 +32,6 @@ _VITS = {
 }
 _PATCHES = (8, 14, 16, 32)  # sides in pixels
 VARIANCE = "running_var"  # of BatchNorm
-# In-place functions that weights are first drawn by.
-_DRAWN = frozenset({"uniform_", "normal_", "erfinv_", "mul_", "add_", "clamp_", "fill_", "zero_"})
 COUNTER = "num_batches_tracked"  # of BatchNorm: many converters leave it out, and evaluation does not use it
 
 
@@ -62,23 +60,12 @@ def blueprint(architecture: Architecture) -> dict[str, Tensor]:
     """
     with warnings.catch_warnings(action="ignore"):  # torch warns of tensors without elements, which fit nothing anyway
         try:
-            with torch.device("meta"), _WithoutValues():  # type: ignore[no-untyped-call, unused-ignore]
+            with torch.device("meta"), Uninitialised():  # type: ignore[no-untyped-call, unused-ignore]
                 return dict(architecture.build().state_dict())
         except EndlessError:
             raise
         except (NotImplementedError, UserError):  # some networks look at values while they are built
             return dict(architecture.build().state_dict())
-
-
-class _WithoutValues(TorchFunctionMode):
-    """Draw no weights that have no values: torch's checks of them are most of the time that a blueprint takes."""
-
-    def __torch_function__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        if getattr(func, "__name__", "") in _DRAWN and args and isinstance(args[0], Tensor) and args[0].is_meta:
-            return args[0]
-        return func(*args, **kwargs or {})
 
 
 def recognise(tensors: Mapping[str, Tensor]) -> Architecture | None:

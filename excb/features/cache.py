@@ -6,7 +6,6 @@ import time
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +15,7 @@ from filelock import BaseFileLock, FileLock, Timeout
 from torch import Tensor
 
 from excb.errors import UserError, require
+from excb.features.listing import META
 from excb.files import json_text, npy
 from excb.files.atomic import lock_of, new_file, write_text
 from excb.files.foreign import read_bytes
@@ -24,7 +24,6 @@ SHARD_BYTES = 64 * 2**20
 KEEP_SECONDS = 10.0  # at most so often, the rows of an unfinished shard are kept
 STALLED_SECONDS = 1800.0  # without a new row of the process that is waited for, which may time a batch size first
 ASK_SECONDS = 2.0  # between two looks at it
-FOLDER, META = "features", "meta.json"
 CLIPPED = "clipped.json"  # numbers of the images with values outside their set's range
 SRGB = "srgb"  # an empty file: these features honour the images' colour profiles
 CHECKSUMS = "checksums.json"  # of the shards that are there, until meta.json has them
@@ -325,47 +324,3 @@ def _checksum(rows: np.ndarray) -> int:
 
 def _unwritable(place: Path, reason: str) -> UserError:
     return UserError(f"cannot write features to {place} ({reason}); {_ADVICE}")
-
-
-@dataclass(frozen=True)
-class CacheEntry:
-    """Facts about one set's features in the cache; None if they are not complete."""
-
-    folder: Path
-    bytes: int
-    complete: bool
-    images: int | None
-    architecture: str | None
-    kind: str | None
-
-
-def entries(root: Path) -> list[CacheEntry]:
-    """The sets in the cache, largest first."""
-    sets = []
-    for folder in sorted(path for path in (root / FOLDER).glob("*") if path.is_dir()):
-        size = sum(file.stat().st_size for file in folder.iterdir())
-        try:
-            meta = json_text.parse(read_bytes(folder / META))
-            made_from = meta["made_from"]
-            facts = (meta["images"], made_from["architecture"]["name"], made_from["kind"])
-            if not all(isinstance(fact, kind) for fact, kind in zip(facts, (int, str, str), strict=True)):
-                raise TypeError("facts of another type")
-            sets.append(CacheEntry(folder, size, True, *facts))
-        except (OSError, ValueError, LookupError, TypeError):
-            sets.append(CacheEntry(folder, size, False, None, None, None))
-    return sorted(sets, key=lambda entry: -entry.bytes)
-
-
-def remove(root: Path) -> int:
-    """Delete all features in the cache, and return the number of bytes freed.
-
-    Raises:
-        UserError: a file cannot be deleted.
-    """
-    freed = sum(entry.bytes for entry in entries(root))
-    try:
-        if (root / FOLDER).is_dir():
-            shutil.rmtree(root / FOLDER)
-    except OSError as error:
-        raise UserError(f"cannot delete {root / FOLDER} ({error}): delete it by hand") from None
-    return freed

@@ -21,6 +21,7 @@ from excb.distributed.collectives import all_succeed, gather_numbers, gather_obj
 from excb.errors import UserError, require
 from excb.features import cache
 from excb.features.cache import CachedFeatures, FeatureStore
+from excb.features.listing import FOLDER
 from excb.features.precision import Precision, in_precision
 from excb.hub.backbone import Backbone
 from excb.images.image_set import Images, clipped_of, share_clipped
@@ -123,7 +124,7 @@ class Extraction:
     def store(self, root: Path, description: dict[str, Any]) -> FeatureStore:
         """The features' place in the cache."""
         key = hashlib.sha256(json.dumps(description, sort_keys=True).encode()).hexdigest()
-        return FeatureStore(root / cache.FOLDER / key, self.shards, self.width)
+        return FeatureStore(root / FOLDER / key, self.shards, self.width)
 
     def run(
         self,

@@ -23,7 +23,7 @@ from excb.remote.home import home as usual_home
 BUILT_IN = (Path(__file__).with_name("catalogue.toml"), Path(__file__).with_name("shelf.toml"))
 BUNDLED = Path(__file__).parents[1] / "bundled"  # exported folders that come with the package
 USERS = CATALOGUE  # in the zoo's folder
-_CONFIG = "config.json"  # of an exported folder; its module loads torch
+CONFIG = "config.json"  # of an exported folder; its module loads torch
 
 
 @dataclass(frozen=True)
@@ -165,7 +165,7 @@ def bundled_folder(name: str) -> Path | None:
 def _named(name: str, home: Path) -> Checkpoint | None:
     """The row of a name, as `checkpoints` has it: of the user's damaged ones, what they hide."""
     if (folder := bundled_folder(name)) is not None:
-        return _bundled(folder / _CONFIG)
+        return _bundled(folder / CONFIG)
     with suppress(UserError):
         if (values := _tables(home / USERS).get(name)) is not None:
             return _from_table(name, values)
@@ -248,7 +248,7 @@ def _users(home: Path) -> tuple[dict[str, Checkpoint], list[str]]:
 
 def _configs(folder: Path) -> list[Path]:
     """config.json of every exported folder; what is being written has a name that starts with a dot."""
-    return sorted(file for file in folder.glob(f"*/{_CONFIG}") if not file.parent.name.startswith("."))
+    return sorted(file for file in folder.glob(f"*/{CONFIG}") if not file.parent.name.startswith("."))
 
 
 def _from_folder(file: Path) -> Checkpoint:

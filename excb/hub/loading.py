@@ -21,6 +21,7 @@ from excb.hub.from_transformers import models as transformers_models
 from excb.hub.resolve import HUB, TIMM, UNTRAINED, WEB, Resolved, resolve
 from excb.hub.trained_heads import Heads
 from excb.networks.architecture import POSITIONS, Architecture
+from excb.networks.uninitialised import Uninitialised
 from excb.remote.fetch import fetch_url
 from excb.remote.hf_repository import fetch_repo
 from excb.remote.wheels import PYPI
@@ -206,14 +207,14 @@ def _built(checkpoint: Stored, img_size: int | None) -> tuple[nn.Module, Archite
     architecture, tensors = checkpoint.architecture, checkpoint.tensors
     what = f"{checkpoint.file} ({architecture.name})"
     check_fit(blueprint(architecture), tensors, what=what)
-    if img_size is None:
-        network = architecture.build()
-    else:
+    stated_size = architecture.options.get("img_size")
+    if img_size is not None:
         from excb.networks.outputs import resampled, sized
 
-        stated_size = architecture.options.get("img_size")
         architecture = sized(architecture, img_size)
+    with Uninitialised():  # type: ignore[no-untyped-call, unused-ignore]
         network = architecture.build()
+    if img_size is not None:
         tensors = resampled(tensors, network, img_size=stated_size)
     load_strictly(network, tensors, what=what)
     return network, architecture

@@ -7,9 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from excb.checkpoint.exported import CONFIG
 from excb.errors import UserError, nearest_name, nearest_path
-from excb.hub.catalogue import Checkpoint, bundled_folder, checkpoints, find, find_at, find_built_in, names
+from excb.hub.catalogue import CONFIG, Checkpoint, bundled_folder, checkpoints, find, find_at, find_built_in, names
 from excb.remote import byte_ranges
 from excb.remote.home import folder_of, home
 from excb.remote.wheels import PYPI

@@ -2,8 +2,10 @@
 
 import hashlib
 import io
+import os
 from collections import defaultdict
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from itertools import chain
 from pathlib import Path, PurePosixPath
 
 import numpy as np
@@ -12,8 +14,9 @@ from PIL import Image
 from excb.files.foreign import open_file
 from excb.images import depth
 from excb.images.decoding import BrokenImageError, open_smaller
+from excb.images.digests import digests_of, files_of
 from excb.images.image_set import CodedImages
-from excb.images.pixels import EIGHT_BIT, PixelsError, Source
+from excb.images.pixels import EIGHT_BIT, PixelsError
 from excb.images.shards import ShardImages
 
 MOST = 100_000  # images whose files are compared whatever their names; of more, listing and reading take minutes
@@ -24,6 +27,7 @@ HEAD = 2**16  # bytes that are compared first
 # that were made smaller, saved again (JPEG, quality 20 to 90) or turned grey, 98 at 0.7 of their sides.
 MOST_NEAR, MOST_BYTES = 10_000, 2**30  # images, and bytes of their files, that are decoded for it
 SIDE = 16  # pixels of the small grey picture
+SMALL = f"grey {SIDE} 1"  # its name in the table of digests
 CORRELATED = 0.95  # least correlation of two small pictures
 BITS = 30  # most of the hash's 240 that differ
 PLAIN = 2.0  # standard deviation in grey levels up to which a picture shows too little to be recognised
@@ -35,49 +39,66 @@ Place = tuple[int, int]  # the number of a set, and of an image in it
 def equal_images(sets: Sequence[CodedImages], *, named: bool = False) -> list[list[Place]]:
     """Groups of images whose stored bytes are equal; files that cannot be read are in none.
 
-    Only images that share a size are read, each once: O(N), whatever their sizes.
+    Only images that share a size are read, each once: O(N), whatever their sizes. Unchanged files are read once and
+    for all (`excb.images.digests`).
 
     Args:
         sets: the images.
         named: whether only files of one name are compared, which reads far less of large sets.
     """
     places = [(number, index) for number, images in enumerate(sets) for index in range(len(images))]
-    groups: Iterable[list[Place]] = [places]
+    groups = [places]
     if named:
-        groups = _parted(groups, lambda place: PurePosixPath(sets[place[0]].paths[place[1]]).name)
-    groups = _parted(groups, lambda place: _size(sets[place[0]], place[1]))
-    groups = _parted(groups, lambda place: _digest(sets[place[0]], place[1], HEAD))
-    longer = _parted((g for g in groups if _size_of(sets, g) > HEAD), lambda p: _digest(sets[p[0]], p[1], -1))
-    return sorted([*(g for g in groups if _size_of(sets, g) <= HEAD), *longer])
+        names = {place: PurePosixPath(sets[place[0]].paths[place[1]]).name for place in places}
+        groups = _parted(groups, names)
+    files = dict(zip(places, chain.from_iterable(map(_files, sets)), strict=True))
+    sizes = {place: _size(sets[place[0]], place[1], files[place]) for group in groups for place in group}
+    groups = _parted(groups, sizes)
+    groups = _parted(groups, _digests(sets, groups, files, HEAD))
+    longer = [group for group in groups if (sizes[group[0]] or 0) > HEAD]
+    short = [group for group in groups if (sizes[group[0]] or 0) <= HEAD]
+    return sorted([*short, *_parted(longer, _digests(sets, longer, files, -1))])
 
 
-def _parted(groups: Iterable[list[Place]], key: Callable[[Place], Hashable]) -> list[list[Place]]:
+def _parted(groups: Iterable[list[Place]], keys: Mapping[Place, Hashable]) -> list[list[Place]]:
     """Each group split by a key; only parts of two or more stay, and none whose key is None."""
     parts = []
     for group in groups:
         by_key = defaultdict[Hashable, list[Place]](list)
         for place in group:
-            by_key[key(place)].append(place)
+            by_key[keys[place]].append(place)
         parts += [part for value, part in by_key.items() if value is not None and len(part) > 1]
     return parts
 
 
-def _size_of(sets: Sequence[CodedImages], group: list[Place]) -> int:
-    number, index = group[0]
-    return _size(sets[number], index) or 0
+def _files(images: CodedImages) -> list[Path | str | None]:
+    return files_of(images, range(len(images)))
 
 
-def _size(images: CodedImages, index: int) -> int | None:
+def _size(images: CodedImages, index: int, file: Path | str | None) -> int | None:
     """An image's size in bytes; None if it is missing or empty."""
     if isinstance(images, ShardImages):
         return int(images.index.sizes[index]) or None
     try:
+        if file is not None:
+            return os.stat(file).st_size or None  # noqa: PTH116 - a million times
         source = images.source(index)
-        if isinstance(source, io.BytesIO):
-            return source.getbuffer().nbytes or None
-        return Path(str(source)).stat().st_size or None
+        return source.getbuffer().nbytes or None if isinstance(source, io.BytesIO) else None
     except (OSError, ValueError):  # ValueError: a zero byte in the name
         return None
+
+
+def _digests(
+    sets: Sequence[CodedImages], groups: Sequence[list[Place]], files: Mapping[Place, Path | str | None], count: int
+) -> dict[Place, bytes | None]:
+    """`_digest` of all images of the groups."""
+    places = [place for group in groups for place in group]
+    digests = digests_of(
+        f"sha256 of {count}",
+        [files[place] for place in places],
+        lambda turn: _digest(sets[places[turn][0]], places[turn][1], count),
+    )
+    return dict(zip(places, digests, strict=True))
 
 
 def _digest(images: CodedImages, index: int, count: int) -> bytes | None:
@@ -97,7 +118,8 @@ def comparable(sets: Sequence[CodedImages]) -> bool:
     """
     if sum(map(len, sets)) > MOST_NEAR:
         return False
-    return sum(_size(images, index) or 0 for images in sets for index in range(len(images))) <= MOST_BYTES
+    stored = ((images, index, file) for images in sets for index, file in enumerate(_files(images)))
+    return sum(_size(*image) or 0 for image in stored) <= MOST_BYTES
 
 
 def near_copies(train: CodedImages, test: CodedImages) -> list[tuple[int, int]]:
@@ -120,7 +142,7 @@ def near_pairs(images: CodedImages) -> list[tuple[int, int]]:
 
 def look_alike(first: Image.Image, second: Image.Image) -> bool:
     """Whether `near_pairs` takes two opened images for one."""
-    pictures = np.stack([_grey(image) for image in (first, second)])
+    pictures = np.stack([np.asarray(_grey(image), np.float32) for image in (first, second)])
     return float(pictures.std((1, 2)).min()) > PLAIN and any(True for _ in _alike(pictures[:1], pictures[1:]))
 
 
@@ -139,28 +161,30 @@ def _alike(queries: np.ndarray, bank: np.ndarray) -> Iterator[tuple[int, int, in
 
 def _small_pictures(images: CodedImages) -> tuple[np.ndarray, np.ndarray]:
     """Small grey pictures, float32 [N, SIDE, SIDE], and whose: plain and unreadable images have none."""
-    pictures, indices = [], []
-    for index in range(len(images)):
-        try:
-            picture = _small(images.source(index))
-        except BrokenImageError:  # reported where it is used
-            continue
-        if picture.std() > PLAIN:
-            pictures.append(picture)
-            indices.append(index)
-    return np.array(pictures, np.float32).reshape(-1, SIDE, SIDE), np.array(indices, np.int64)
+    numbers = range(len(images))
+    found = digests_of(SMALL, _files(images), lambda number: _small(images, number))
+    indices = [number for number in numbers if (picture := found[number]) is not None and len(picture) == SIDE * SIDE]
+    pictures = np.frombuffer(b"".join(found[number] or b"" for number in indices), np.uint8).astype(np.float32)
+    pictures = pictures.reshape(-1, SIDE, SIDE)
+    shown = pictures.std(axis=(1, 2)) > PLAIN
+    return pictures[shown], np.array(indices, np.int64)[shown]
 
 
-def _small(source: Source) -> np.ndarray:
+def _small(images: CodedImages, index: int) -> bytes | None:
+    """An image's small grey picture as bytes; None of a broken image, which is reported where it is used."""
     try:
-        image: Image.Image = open_smaller(source, _shrink, EIGHT_BIT)[0]
-    except PixelsError:  # more bits or other channels: no set's range is needed to see that two images are alike
-        image = _stretched(depth.read_values(source, len("RGB")))
-    return _grey(image)
+        source = images.source(index)
+        try:
+            image: Image.Image = open_smaller(source, _shrink, EIGHT_BIT)[0]
+        except PixelsError:  # more bits or other channels: no set's range is needed to see that two images are alike
+            image = _stretched(depth.read_values(source, len("RGB")))
+    except BrokenImageError:
+        return None
+    return _grey(image).tobytes()
 
 
-def _grey(image: Image.Image) -> np.ndarray:
-    return np.asarray(image.convert("L").resize((SIDE, SIDE), Image.Resampling.BOX, reducing_gap=2.0), np.float32)
+def _grey(image: Image.Image) -> Image.Image:
+    return image.convert("L").resize((SIDE, SIDE), Image.Resampling.BOX, reducing_gap=2.0)
 
 
 def _stretched(values: np.ndarray) -> Image.Image:

@@ -13,6 +13,7 @@ from excb.console import plural
 from excb.errors import require
 from excb.images import depth
 from excb.images.decoding import BrokenImageError
+from excb.images.digests import digests_of, files_of
 from excb.images.formats.plugins import HEIC, JXL, RAW
 from excb.images.pixels import EIGHT_BIT, ClippedImages, Pixels, Source, pixels_of
 from excb.images.subset import Subset
@@ -91,8 +92,9 @@ def surveyed(images: Any, declared: Pixels | None = None, *, name: str = "", col
     known, total, name = declared or pixels_of(images), len(images), name or str(getattr(images, "root", "the set"))
     source: Callable[[int], Source] = getattr(images, "source", _no_source)
     possible = [] if source is _no_source else _possibly_deep(images.paths)
-    seen = list(_map(lambda index: _kind(source(index), known), _spread(possible, HEADERS)))
-    kinds = Counter(kind for kind in seen if kind is not None)
+    headers = "header of a picture" if known.channels == 3 else f"header of {known.channels} channels"
+    seen = _looked(images, _spread(possible, HEADERS), headers, lambda index: _kind(source(index), known))
+    kinds = Counter(_kind_of(kind) for kind in seen if kind is not None)
     if source is not _no_source and len(possible) < total:
         kinds["uint8", 3] += total - len(possible)
     if not kinds:
@@ -112,8 +114,10 @@ def surveyed(images: Any, declared: Pixels | None = None, *, name: str = "", col
     if not deep:
         return Survey(total, kinds, known if channels == known.channels else Pixels(channels, colours=known.colours))
     require(known.origin == "declared" or len({stored for stored, _ in kinds}) == 1, _mixed(kinds, name))
-    chosen = _spread(possible, MEASURED)
-    ranges = [bounds for bounds in _map(lambda index: _bounds(source(index), channels), chosen) if bounds is not None]
+    measured = _looked(
+        images, _spread(possible, MEASURED), f"bounds of {channels}", lambda index: _bounds(source(index), channels)
+    )
+    ranges = [np.frombuffer(bounds).reshape(2, -1) for bounds in measured if bounds]
     require(bool(ranges), f"no image of {name} holds a number: repair them, or leave them out")
     lows, highs = (np.array(part, np.float64) for part in zip(*ranges, strict=True))
     if known.deep:
@@ -211,13 +215,23 @@ def _map(look: Callable[[int], Any], indices: Sequence[int]) -> Iterable[Any]:
         return list(threads.map(look, indices))
 
 
-def _kind(source: Source, known: Pixels) -> tuple[str, int] | None:
-    """The type of an image's stored values and its channels, 3 also of grey ones; None for a broken file."""
+def _looked(images: Any, indices: Sequence[int], kind: str, look: Callable[[int], bytes | None]) -> list[bytes | None]:
+    """The answers of `look` on some images; files that have not changed since are not read again."""
+    return digests_of(f"{kind} 1", files_of(images, indices), lambda turn: look(indices[turn]), each=_map)
+
+
+def _kind(source: Source, known: Pixels) -> bytes | None:
+    """The type of an image's stored values and its channels, as `_kind_of` reads them; None for a broken file."""
     try:
         stored, channels = depth.described(source, None if known.channels == 3 else known.channels)
     except BrokenImageError:
         return None
-    return ("uint8" if stored == np.bool_ else str(stored.newbyteorder("="))), channels
+    return f"{'uint8' if stored == np.bool_ else stored.newbyteorder('=')} {channels}".encode()
+
+
+def _kind_of(kind: bytes) -> tuple[str, int]:
+    stored, channels = kind.decode().split()
+    return stored, int(channels)
 
 
 def _channels(kinds: Counter[tuple[str, int]], known: Pixels, name: str) -> int:
@@ -244,22 +258,25 @@ def _mixed(kinds: Counter[tuple[str, int]], name: str) -> str:
     return f"the images of {name} differ in depth, so that no one range fits: {parts}: {_CHOICES}"
 
 
-def _bounds(source: Source, channels: int) -> tuple[np.ndarray, np.ndarray] | None:
-    """The least and the greatest number of each channel; of three channels those of all. None: not deep, or broken."""
+def _bounds(source: Source, channels: int) -> bytes | None:
+    """The least and the greatest number of each channel, float64 [2, C]; of three channels those of all, [2, 1].
+
+    Nothing of an image that is not deep or holds no number, and None of a broken one.
+    """
     try:
         values = depth.read_values(source, channels)
     except BrokenImageError:
         return None
     if values.dtype in (np.uint8, np.bool_):
-        return None
+        return b""
     rows = values.reshape(-1, channels) if channels != 3 else values.reshape(-1, 1)
     if values.dtype.kind == "f":
         rows = np.where(np.isfinite(rows), rows, np.nan)
         if np.isnan(rows).all():
-            return None
+            return b""
         with warnings.catch_warnings(action="ignore"):  # a channel without a number
-            return np.nanmin(rows, axis=0), np.nanmax(rows, axis=0)
-    return rows.min(axis=0), rows.max(axis=0)
+            return np.array([np.nanmin(rows, axis=0), np.nanmax(rows, axis=0)], np.float64).tobytes()
+    return np.array([rows.min(axis=0), rows.max(axis=0)], np.float64).tobytes()
 
 
 def _refuse_two_scales(highs: np.ndarray, name: str) -> None:

@@ -12,7 +12,8 @@ import numpy as np
 import torch
 from hypothesis import strategies as st
 
-from excb.features.cache import FOLDER, META, FeatureStore, entries, remove
+from excb.features.cache import FeatureStore
+from excb.features.listing import FOLDER, META, entries, remove
 from excb.inference.accuracy import accuracy_interval
 from excb.pretrain.__main__ import main as pretrain
 from excb.results.result import ResultRecord

@@ -10,7 +10,8 @@ import torch
 
 from excb.errors import UserError
 from excb.features import cache
-from excb.features.cache import CHECKSUMS, FOLDER, META, SRGB, CachedFeatures, FeatureStore, entries, remove
+from excb.features.cache import CHECKSUMS, SRGB, CachedFeatures, FeatureStore
+from excb.features.listing import FOLDER, META, entries, remove
 from excb.remote.home import cache_root
 
 WIDTH = 3

@@ -21,8 +21,8 @@ import excb
 from excb.console import Reporter
 from excb.errors import UserError
 from excb.features import cache, extraction
-from excb.features.cache import FOLDER, META, entries
 from excb.features.extraction import Extraction, files_hash, modules_hash
+from excb.features.listing import FOLDER, META, entries
 from excb.images.image_set import ImageSet
 from excb.images.scanning import scan_folder
 from excb.networks.backbone import weights_hash

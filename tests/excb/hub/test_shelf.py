@@ -18,12 +18,13 @@ import torch
 from timm.models._hub import save_config_for_hf
 from torch import Tensor
 
-from excb.checkpoint import coverage, layouts, timm_format
+from excb.checkpoint import layouts, timm_format
 from excb.checkpoint.coverage import CoverageError, blueprint, cover
 from excb.checkpoint.layouts import map_file
 from excb.hub import catalogue
 from excb.hub.catalogue import Checkpoint, checkpoints
 from excb.networks.preprocessing import IMAGENET_MEAN, IMAGENET_STD, Preprocessing
+from excb.networks.uninitialised import Uninitialised
 
 NAMES = tomllib.loads(catalogue.BUILT_IN[1].read_text(encoding="utf-8"))
 SHELF = {row.name: row for row in checkpoints(Path("no home of the zoo")) if row.name in NAMES}
@@ -100,7 +101,7 @@ def test_timms_repository_covers_the_network(name: str, tmp_path: Path) -> None:
     published = timm.get_pretrained_cfg(tag)
     assert published is not None
     assert f"timm/{tag}" == published.hf_hub_id
-    with torch.device("meta"), coverage._WithoutValues():  # whose initial values would take most of the time
+    with torch.device("meta"), Uninitialised():  # whose initial values would take most of the time
         network = timm.create_model(tag)
     config = save_config_for_hf(network, str(tmp_path / "config.json")) or json.loads(
         (tmp_path / "config.json").read_text(encoding="utf-8")

@@ -9,7 +9,7 @@ import pytest
 import excb
 from excb.console import Reporter
 from excb.errors import UserError
-from excb.features import cache
+from excb.features import cache, listing
 from excb.features.extraction import Extraction
 from excb.transfer.features.export import describe_plan, export_features, plan_features
 from excb.transfer.task import Task
@@ -77,7 +77,7 @@ def test_plan_before_and_after(task: Task, tmp_path: Path, monkeypatch: pytest.M
     assert text[2].startswith("estimate: ")
     for images in (task.train, task.test):
         task.features(images, "set", QUIET)
-    (cache.entries(tmp_path / "cache")[0].folder / "00000.npy").unlink()
+    (listing.entries(tmp_path / "cache")[0].folder / "00000.npy").unlink()
     assert plan_features(sets_of(task), task.cache)["sets"]["train"]["cached"] == 9
     task.features(task.train, "train", QUIET)
     found = plan_features(sets_of(task), task.cache)

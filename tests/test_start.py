@@ -1,0 +1,38 @@
+"""Start-up: lists and catalogue load no torch, and loading a network does not load torch's compiler."""
+
+import subprocess
+import sys
+
+from tests.clone import ROOT
+
+# In their order, and what they may not have loaded by then.
+PROGRAM = """
+import contextlib, io, sys
+from excb.pretrain.__main__ import main as pretrain
+from excb.transfer.cli import main as evaluate
+from excb.zoo.__main__ import main as zoo
+
+def check(call, *heavy):
+    with contextlib.redirect_stdout(io.StringIO()):
+        call()
+    if loaded := [name for name in heavy if name in sys.modules]:
+        sys.exit(f"{call.__name__} loads {loaded}")
+
+def zoo_list(): assert zoo(["list"]) == 0
+def zoo_show(): assert zoo(["show", "rn50_400ep"]) == 0
+def pretrain_list(): assert pretrain(["list"]) == 0
+def pretrain_show(): assert pretrain(["show", "rn50_400ep"]) == 0
+def eval_cache(): assert evaluate(["cache"]) == 0
+def checkpoints(): assert len(__import__("excb").checkpoints()) > 50
+def load(): __import__("excb").load("conv4_photos")
+
+for call in (zoo_list, zoo_show, pretrain_list, pretrain_show, eval_cache, checkpoints):
+    check(call, "torch", "torchvision", "timm", "matplotlib", "sklearn", "faiss")
+check(load, "torch._dynamo", "torch._inductor", "torchvision", "timm", "matplotlib", "sklearn", "faiss")
+"""
+
+
+def test_lists_load_no_torch_and_a_network_no_compiler() -> None:
+    # A new interpreter: this one has loaded everything.
+    done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, cwd=ROOT, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
