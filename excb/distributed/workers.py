@@ -10,7 +10,8 @@ import threading
 from collections.abc import Iterator, Sequence
 from functools import partial
 from multiprocessing.process import BaseProcess
-from typing import Any
+from multiprocessing.queues import Queue
+from typing import Any, NoReturn
 
 from torch.utils.data import DataLoader
 
@@ -20,12 +21,18 @@ from excb.errors import UserError
 
 MOST_WORKERS = 8
 PATIENCE = 5.0  # seconds that workers have to exit on their own
+_FULL = (
+    "shared memory is full: enlarge /dev/shm (containers: --shm-size), or lower efficiency.workers or "
+    "efficiency.prefetch"
+)
 # Why the system kills a worker, by signal.
 _CAUSES = {
     signal.SIGKILL: "most often because memory ran out: lower efficiency.workers or efficiency.prefetch",
-    signal.SIGBUS: "most often because shared memory is full: enlarge /dev/shm (containers: --shm-size), or lower "
-    "efficiency.workers or efficiency.prefetch",
+    signal.SIGBUS: f"most often because {_FULL}",
 }
+
+
+NO_BATCH = 74  # exit code of a worker that cannot hand over what it read
 
 
 def worker_count(wanted: int) -> int:
@@ -46,8 +53,14 @@ def follow_parent(_worker: int) -> None:
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    # Python's queue would report the error and drop the batch, for which the loader would wait forever.
+    Queue._on_queue_feeder_error = staticmethod(_end_without_batch)  # type: ignore[attr-defined]
     if (parent := multiprocessing.parent_process()) is not None:
         threading.Thread(target=_exit_with, args=(parent.sentinel,), daemon=True).start()
+
+
+def _end_without_batch(_error: Exception, _batch: object) -> NoReturn:
+    os._exit(NO_BATCH)
 
 
 def _exit_with(sentinel: int) -> None:
@@ -118,6 +131,8 @@ def _cause(error: Exception, workers: Sequence[BaseProcess]) -> str:
         what = str(error).strip().rpartition("\n")[2]  # the last line of a worker's traceback
         return f"a process that reads images failed ({what}); efficiency.workers=0 shows where"
     ended = next((code for code in codes if code < 0), codes[0])
+    if ended == NO_BATCH:
+        return f"a process that reads images cannot hand over a batch, most often because {_FULL}"
     if ended > 0:
         return f"a process that reads images ended with exit code {ended}; efficiency.workers=0 may show why"
     how = signal.Signals(-ended)

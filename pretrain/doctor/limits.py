@@ -44,7 +44,7 @@ def check_shared_memory(batch: int, workers: int, prefetch: int, processes: int)
     found = f"{size(free)} free in {SHARED_MEMORY}; batches in flight need up to {size(need)}"
     fix = "docker run --ipc=host or --shm-size, or lower efficiency.workers or .prefetch"
     if free < need:
-        return Finding("shared memory", "error", found, f"{fix}: otherwise workers die with a bus error")
+        return Finding("shared memory", "error", found, f"{fix}: otherwise a run ends at its first batches")
     if free < 1.5 * need:
         return Finding("shared memory", "warning", found, fix)
     return Finding("shared memory", "ok", found)

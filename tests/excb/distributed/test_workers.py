@@ -88,6 +88,24 @@ def test_a_lost_worker_is_told_in_its_place(deed: str, words: str) -> None:
     assert multiprocessing.active_children() == []
 
 
+class _NoRoom:
+    """A batch that no shared memory holds."""
+
+    def __reduce__(self) -> str:
+        raise RuntimeError("unable to allocate shared memory(shm): No space left on device (28)")
+
+
+def _full(_samples: list[int]) -> _NoRoom:
+    return _NoRoom()
+
+
+def test_a_batch_that_cannot_be_handed_over_ends_the_wait() -> None:
+    full = DataLoader(Numbers(), batch_size=4, num_workers=1, worker_init_fn=follow_parent, collate_fn=_full)
+    with pytest.raises(ReadingError, match="cannot hand over a batch, most often because shared memory is full"):
+        next(watch_workers(full))
+    assert multiprocessing.active_children() == []
+
+
 def test_without_workers_a_failure_is_itself() -> None:
     with pytest.raises(KeyError):
         list(watch_workers(loader("fails", workers=0)))
