@@ -30,7 +30,7 @@ def search_memory(N: int, D: int, Q: int, k: int, *, processes: int = 1, streame
         streamed: the bank is read from a disk in tiles, and does not count.
     """
     part = -(-N // processes)
-    bank = part * 16 + (0 if streamed else part * D * 4)
+    bank = part * 28 + (0 if streamed else part * D * 4)
     queries = Q * (D * 4 + 16)
     tiles = working_bytes(part, D, Q, min(k, part))
     answer = Q * k * 16 + (0 if processes == 1 else Q * k * 16 + 3 * processes * min(Q, MERGED) * k * 16)

@@ -79,7 +79,7 @@ def nearest(
 class Index:
     """A bank that is searched again and again: its rows are checked and their norms computed once.
 
-    The rows themselves are neither copied nor normalised, so they may lie in a mapped file. 24 bytes a row are kept.
+    The rows themselves are neither copied nor normalised, so they may lie in a mapped file. 28 bytes a row are kept.
 
     Args:
         bank: as of `nearest`, and not changed later.

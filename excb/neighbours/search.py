@@ -10,7 +10,9 @@ a few tiles are in memory, never a Q x N matrix.
 """
 
 import functools
+import itertools
 import math
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
@@ -122,6 +124,9 @@ class Search:
         similarities, counts = queries.new_zeros(candidates.shape), (candidates >= 0).sum(1)
         if not self.bank.moderate:
             return similarities.masked_fill_(candidates < 0, -math.inf)  # all are doubtful then
+        if queries.device.type == "cpu" and int(counts.sum()) >= len(self.bank):
+            self._dots_by_tiles(queries, candidates, similarities)
+            return similarities.mul_(self.bank.scales[candidates.clamp(min=0)]).masked_fill_(candidates < 0, -math.inf)
         D, rows = queries.shape[1], candidates.clamp(min=0)
         # Memory is reused, because fresh memory costs as much as the arithmetic.
         memory = queries.new_empty(max(tiling.budget_on(tiling.CACHED, queries.device), candidates.shape[1] * D))
@@ -131,6 +136,25 @@ class Search:
             raw.view(-1, D).copy_(self.bank.raw(few.flatten()))
             similarities[some, : few.shape[1]] = (raw @ queries[some, :, None])[:, :, 0]
         return similarities.mul_(self.bank.scales[rows]).masked_fill_(candidates < 0, -math.inf)
+
+    def _dots_by_tiles(self, queries: Tensor, candidates: Tensor, dots: Tensor) -> None:
+        """Write the float64 dot products of queries [Q, D] with the raw rows of their candidates [Q, m] into `dots`.
+
+        Each tile of the bank is turned into float64 once and meets the queries that want rows of it: four times as fast
+        as collecting each query's rows, where candidates outnumber the bank's rows.
+        """
+        step = max(1, tiling.BUDGET // self.bank.width)
+        query, place = (candidates >= 0).nonzero().unbind(1)
+        row = candidates[query, place]
+        numbers, order = row.div(step, rounding_mode="floor").sort(stable=True)
+        ends = torch.bincount(numbers, minlength=-(-len(self.bank) // step)).cumsum(0).tolist()
+        for number, (start, end) in enumerate(itertools.pairwise([0, *ends])):
+            if start == end:
+                continue
+            some = order[start:end]
+            tile = self.bank.raw_span(slice(number * step, (number + 1) * step)).double()
+            counts = torch.bincount(query[some], minlength=len(queries))
+            dots[query[some], place[some]] = _chosen_products(queries, tile, counts, row[some] - number * step)
 
     def _search_all(self, queries: Tensor, own: Tensor) -> tuple[Tensor, Tensor]:
         N, D, budget, device = len(self.bank), self.bank.width, tiling.BUDGET, queries.device
@@ -143,6 +167,18 @@ class Search:
                 top, places = _best(torch.cat([top, similarities], 1), torch.cat([places, tiled], 1), own[some], self.k)
             best[some], rows[some] = top, places
         return best, rows
+
+
+def _chosen_products(left: Tensor, right: Tensor, counts: Tensor, columns: Tensor) -> Tensor:
+    """Elements of left [m, D] @ right [n, D].T: `counts` [m] of each row in turn, of these `columns`."""
+    starts = torch.nn.functional.pad(counts.cumsum(0), (1, 0))
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Sparse CSR tensor support is in beta")
+        pattern = torch.sparse_csr_tensor(
+            starts, columns, left.new_zeros(len(columns)), (len(left), len(right)), check_invariants=False
+        )
+    products: Tensor = torch.sparse.sampled_addmm(pattern, left, right.T, beta=0.0).values()
+    return products
 
 
 def _best(similarities: Tensor, rows: Tensor, own: Tensor, k: int) -> tuple[Tensor, Tensor]:

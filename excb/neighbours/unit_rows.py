@@ -54,7 +54,7 @@ class UnitRows:
         self._peaks, self._inverse = torch.ones(2, self._length, 1, dtype=torch.float64, device=device)
         self.plain = True
         for rows in tiling.spans(self._length, self.width, tiling.CACHED, device):
-            raw = self._raw(rows)
+            raw = self.raw_span(rows)
             self.plain &= raw.dtype == torch.float32
             values = raw.double()
             peak = values.abs().amax(1, keepdim=True)
@@ -71,16 +71,17 @@ class UnitRows:
         self.moderate = bool(((self._peaks > 2.0**-200) & (self._peaks < 2.0**200)).all())
         self.plain &= bool(((self._peaks > 2.0**-30) & (self._peaks < 2.0**60)).all())
         self.scales = (self._inverse / self._peaks)[:, 0]
+        self._single_scales = self.scales.float()
 
     def __len__(self) -> int:
         return self._length
 
     def __getitem__(self, rows: slice) -> Tensor:
-        return torch.div(self._raw(rows), self._peaks[rows]).mul_(self._inverse[rows])
+        return torch.div(self.raw_span(rows), self._peaks[rows]).mul_(self._inverse[rows])
 
     def approximate(self, rows: slice) -> Tensor:
         """Unit rows in float32, with a relative error of at most 6 x 2^-24 in every coordinate."""
-        raw = self._raw(rows)
+        raw = self.raw_span(rows)
         kind = torch.promote_types(raw.dtype, torch.float32)
         return torch.div(raw, self._peaks[rows].to(kind)).mul_(self._inverse[rows].to(kind)).float()
 
@@ -89,7 +90,7 @@ class UnitRows:
 
         Raw rows are multiplied, and their norms divide the results: there is no copy of the bank to write and to read.
         """
-        raw, scales = self._raw(rows), self.scales[rows].float()
+        raw, scales = self.raw_span(rows), self._single_scales[rows]
         if raw.device.type != "cpu":
             return (queries @ raw.T).mul_(scales)
         # NumPy's BLAS is faster than torch's here: a few queries wait for memory, not for arithmetic.
@@ -105,7 +106,8 @@ class UnitRows:
             return self._source.detach().index_select(0, (rows + self._first).to(self._source.device)).to(self.device)
         return torch.cat([self._source.rows(row, row + 1) for row in (rows + self._first).tolist()]).to(self.device)
 
-    def _raw(self, rows: slice) -> Tensor:
+    def raw_span(self, rows: slice) -> Tensor:
+        """Raw rows [n, D] that follow one another."""
         start, stop = rows.start + self._first, min(rows.stop, self._length) + self._first
         raw = self._source[start:stop] if isinstance(self._source, Tensor) else self._source.rows(start, stop)
         return raw.detach().to(self.device)

@@ -12,7 +12,7 @@ def test_plan_adds_up() -> None:
     assert one.bank >= 1_000_000 * 384 * 4
     assert one.answer == 4000 * 200 * 16
     assert one.total == one.bank + one.queries + one.tiles + one.answer < 3e9
-    assert "bank 1,000,000 x 384 1.55 GB" in one.text
+    assert "bank 1,000,000 x 384 1.56 GB" in one.text
     assert "\n" not in one.text
     shared, streamed = (
         search_memory(1_000_000, 384, 4000, 200, processes=4),
@@ -20,5 +20,5 @@ def test_plan_adds_up() -> None:
     )
     assert shared.bank == one.bank // 4
     assert "in each of 4 processes" in shared.text
-    assert streamed.bank == 16_000_000
+    assert streamed.bank == 28_000_000
     assert "read in tiles" in streamed.text

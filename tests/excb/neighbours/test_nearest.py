@@ -496,3 +496,17 @@ def test_processes_that_share_the_bank_find_what_one_does(processes: int, tmp_pa
     for rank in range(processes):
         for one, parts in zip(expected, torch.load(tmp_path / f"{rank}.pt"), strict=True):
             assert_same(one, Neighbours(*parts))
+
+
+@pytest.mark.parametrize("width", [3, 64])
+def test_products_by_tiles_are_those_of_each_query(width: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    random = torch.Generator().manual_seed(0)
+    bank, queries = torch.randn(50, width, generator=random), torch.randn(40, width, generator=random).double()
+    searched = search.Search(UnitRows(bank, "bank", torch.device("cpu")), 5, "torch", exclude_self=False)
+    candidates = torch.stack([torch.randperm(50, generator=random)[:20].sort().values for _ in queries])
+    candidates[::3, 7:] = -1  # fewer
+    monkeypatch.setattr(sizes, "BUDGET", 7 * width)  # tiles of seven rows, the last one shorter
+    found = searched._quick(queries, candidates)
+    units = torch.nn.functional.normalize(bank.double())
+    expected = (queries @ units.T).gather(1, candidates.clamp(min=0)).masked_fill(candidates < 0, -torch.inf)
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-13)

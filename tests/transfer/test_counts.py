@@ -1,0 +1,114 @@
+"""Whole commands, counted: work grows as the files do, and a command that is repeated opens none of them."""
+
+import hashlib
+import os
+import sys
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from excb.hub.backbone import Backbone
+from excb.images import digests
+from excb.pretrain.__main__ import main as pretrain
+from excb.transfer.cli import main as evaluate
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+FEW = 24  # files of the smaller set; the larger one has twice as many
+COMMANDS: dict[str, Callable[[Path, Path], int]] = {
+    "knn": lambda data, out: evaluate([*_on("knn", data), "--out", f"{out}.json"]),
+    "embed": lambda data, out: evaluate([*_on("embed", data), "--out", f"{out}.npz"]),
+    "search": lambda data, out: evaluate(
+        [*_on("search", data / "train"), "--query", f"{data}/test/a/0.bmp", "--out", f"{out}.html"]
+    ),
+    "doctor": lambda data, _out: pretrain(["doctor", "--data", f"{data}/train"]),
+}
+PICTURES = {"search": 2 * 13}  # on a page, however many images there are
+DECODES = {"doctor"}  # a sample of images in each call: it checks that they can be read
+
+
+def _on(command: str, data: Path) -> list[str]:
+    return [command, "--ckpt", "conv4_photos", "--data", str(data), "--workers", "0", "--device", "cpu"]
+
+
+class Counts:
+    """Numbers of operations on the files of one folder, and of images that went through a network."""
+
+    def __init__(self) -> None:
+        self.folder, self.counts = "", Counter[str]()
+        sys.addaudithook(self._on_event)  # stays until Python ends, and does nothing without a folder
+
+    def _on_event(self, event: str, args: tuple[Any, ...]) -> None:
+        opened = Path(str(args[0])) if self.folder and event == "open" else None
+        if opened is not None and opened.suffix and opened.is_relative_to(self.folder):
+            self.counts["opened"] += 1
+
+    def of(self, call: Callable[[], int], folder: Path) -> Counter[str]:
+        """The counts of a command."""
+        self.folder, self.counts = str(folder), Counter()
+        try:
+            assert call() in (0, 1)  # 1: the doctor has doubts
+        finally:
+            self.folder = ""
+        return self.counts
+
+
+COUNTS = Counts()
+
+
+@pytest.fixture
+def counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Counts:
+    """Counts of what follows, with a cache of its own, and a clock far ahead of all files."""
+    monkeypatch.setenv("EXCB_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(digests, "UNSETTLED", -3600.0)
+    stat, sha256, forward = os.stat, hashlib.sha256, Backbone.forward
+
+    def counted_stat(path: Any, *args: Any, **named: Any) -> os.stat_result:
+        COUNTS.counts["looked at"] += bool(COUNTS.folder) and str(path).startswith(COUNTS.folder)
+        return stat(path, *args, **named)
+
+    def counted_sha256(*args: Any, **named: Any) -> Any:
+        COUNTS.counts["hashed"] += 1
+        return sha256(*args, **named)
+
+    def counted_forward(backbone: Backbone, images: torch.Tensor) -> torch.Tensor:
+        COUNTS.counts["through the network"] += len(images)
+        return forward(backbone, images)
+
+    monkeypatch.setattr(os, "stat", counted_stat)
+    monkeypatch.setattr(hashlib, "sha256", counted_sha256)
+    monkeypatch.setattr(Backbone, "forward", counted_forward)
+    return COUNTS
+
+
+def write_images(folder: Path, count: int) -> Path:
+    """`count` train images of two classes and half as many test images, random pixels in files of one size."""
+    random = np.random.default_rng(count)
+    for split, number in (("train", count), ("test", count // 2)):
+        for place in range(number):
+            file = folder / split / "ab"[place % 2] / f"{place // 2}.bmp"
+            file.parent.mkdir(parents=True, exist_ok=True)
+            Image.fromarray(random.integers(0, 256, (24, 24, 3), dtype=np.uint8)).save(file)
+    return folder
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_counts_grow_with_the_files_and_no_faster(command: str, counts: Counts, tmp_path: Path) -> None:
+    run, cold = COMMANDS[command], list[Counter[str]]()
+    for number in (FEW, 2 * FEW):
+        data = write_images(tmp_path / str(number), number)
+        cold.append(counts.of(lambda data=data: run(data, tmp_path / "out"), data))  # type: ignore[misc]
+    files, fixed = FEW + FEW // 2, PICTURES.get(command, 0)
+    for kind, count in cold[0].items():
+        assert cold[1][kind] <= 2 * count + 4, kind
+    assert cold[0]["opened"] <= 3 * files + fixed  # copies, near-copies, and the network
+    data = tmp_path / str(2 * FEW)
+    warm = counts.of(lambda: run(data, tmp_path / "out"), data)
+    assert warm["opened"] <= fixed or command in DECODES
+    assert warm["through the network"] <= 1  # of a query
+    assert warm["hashed"] < FEW  # keys of the cache, and fingerprints: as many of any number of files
