@@ -8,6 +8,7 @@ from pathlib import Path
 from excb.console import Reporter, plural
 from excb.errors import require
 from excb.files.atomic import check_writable_folder, write_text
+from excb.files.cells import path_cell, text_cell
 from excb.images.image_set import Images
 from excb.images.scanning import refuse_among
 
@@ -89,7 +90,8 @@ def _table(findings: Findings) -> str:
         guess = guesses.get(path)
         said = ("", "", "", "") if guess is None else _cells(guess)
         name = "" if label == UNLABELLED else labels.classes[label]
-        writer.writerow([path, name, group, *said, ranks.get(path, ""), errors.get(path, "")])
+        texts = map(text_cell, (name, str(group), *said, str(ranks.get(path, "")), errors.get(path, "")))
+        writer.writerow([path_cell(path), *texts])
     return stream.getvalue()
 
 

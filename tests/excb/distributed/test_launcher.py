@@ -273,7 +273,7 @@ def test_a_launcher_that_died_before_this_process_looked_is_gone(monkeypatch: py
     monkeypatch.setattr(launcher, "POLL", 0.01)
     monkeypatch.setattr(launcher, "gone", threading.Event())
     codes: list[int] = []
-    monkeypatch.setattr(launcher.os, "_exit", codes.append)
+    monkeypatch.setattr(os, "_exit", codes.append)
     for name in launcher.GROUP:
         monkeypatch.setenv(name, "0")
     with launcher.ending_with_launcher("program"):

@@ -14,7 +14,7 @@ from excb.distributed.signals import StopRequest
 def exits(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Codes with which the process would have ended."""
     codes: list[int] = []
-    monkeypatch.setattr(signals.os, "_exit", codes.append)
+    monkeypatch.setattr(os, "_exit", codes.append)
     return codes
 
 
