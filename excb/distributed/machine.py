@@ -52,7 +52,7 @@ def choose_device(name: str) -> torch.device:
         device = torch.device(name)
         torch.empty(1, device=device).item()  # the meta device creates tensors, but computes nothing
     except (RuntimeError, AssertionError, NotImplementedError) as error:
-        reason = str(error).splitlines()[0]
+        reason = str(error).splitlines()[0].partition(". ")[0]  # torch adds all devices that it was built for
         raise UserError(f"device '{name}' cannot be used here ({reason}): use cpu, cuda or auto") from None
     return device
 

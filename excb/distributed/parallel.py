@@ -6,7 +6,10 @@ Processes are started by `excb.distributed.launch` (`--gpus N`), torchrun or Slu
 import atexit
 import hashlib
 import inspect
+import os
+import socket
 import sys
+import time
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -35,6 +38,7 @@ _LOST_WORDS = ("Connection closed by peer", "Connection reset by peer", "ncclRem
 
 # How long a process waits for another one. Rank 0 may take this long to scan a large folder on a slow disk.
 TIMEOUT = timedelta(minutes=30)
+STORE_SECONDS = 10.0  # for the launcher's store, which is there before any process that needs it
 
 Compression = Literal["none", "bf16", "fp16", "powersgd"]
 POWERSGD_RANK = 4  # of the matrices that stand for a gradient
@@ -67,6 +71,8 @@ def joined(device: str, *, stay: bool = False) -> Iterator[torch.device]:
     if dist.is_initialized():
         yield place
         return
+    if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
+        _check_store(os.environ["MASTER_ADDR"], whole_number("MASTER_PORT", 0))
     # gloo beside NCCL: small agreements between processes must not wait for a GPU.
     backend = "cpu:gloo,cuda:nccl" if place.type == "cuda" else "gloo"
     try:
@@ -89,6 +95,24 @@ def joined(device: str, *, stay: bool = False) -> Iterator[torch.device]:
             raise LostProcessError(str(error).splitlines()[0]) from None
         raise
     dist.destroy_process_group()  # not after other errors, when it would wait for lost processes
+
+
+def _check_store(host: str, port: int) -> None:
+    """Raise UserError unless the launcher's store answers. It was there before this process; torch would wait for it.
+
+    A launcher that was killed while this process started has left none.
+    """
+    end = time.monotonic() + STORE_SECONDS
+    while True:
+        try:
+            with socket.create_connection((host, port), STORE_SECONDS):
+                return
+        except OSError as error:
+            if time.monotonic() > end:
+                raise UserError(
+                    f"the launcher does not answer at {host}:{port} ({error.strerror}): it has ended, start again"
+                ) from None
+        time.sleep(STORE_SECONDS / 20)
 
 
 def _leave() -> None:

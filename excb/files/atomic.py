@@ -54,8 +54,11 @@ def new_file(target: Path, *, advice: str = "") -> Iterator[Path]:
 
 
 def write_text(text: str, file: Path, *, advice: str = "") -> None:
-    """Write a text file in UTF-8, with the arguments and errors of `new_file`."""
-    write_bytes(text.encode(), file, advice=advice)
+    """Write a text file in UTF-8, with the arguments and errors of `new_file`.
+
+    Bytes of file names that are not UTF-8 are written as they are.
+    """
+    write_bytes(text.encode("utf-8", "surrogateescape"), file, advice=advice)
 
 
 def write_bytes(contents: bytes, file: Path, *, advice: str = "") -> None:

@@ -9,5 +9,10 @@ def path_cell(path: str) -> str:
 
 
 def text_cell(text: str) -> str:
-    """A text; one that begins like a formula gets an apostrophe before it."""
-    return f"'{text}" if text.startswith(_FORMULA) else text
+    """A text; one that begins like a formula, apostrophes apart, gets an apostrophe before it."""
+    return f"'{text}" if text.lstrip("'").startswith(_FORMULA) else text
+
+
+def plain_text(cell: str) -> str:
+    """The text that `text_cell` wrote."""
+    return cell[1:] if cell.startswith("'") and cell.lstrip("'").startswith(_FORMULA) else cell

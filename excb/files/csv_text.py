@@ -5,6 +5,8 @@ import io
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from excb.files.cells import text_cell
+
 
 def csv_table(head: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
     """A line for the names of the columns, and one for each row; None is an empty value.
@@ -19,4 +21,4 @@ def csv_table(head: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
 
 
 def _harmless(value: Any) -> Any:
-    return f"'{value}" if isinstance(value, str) and value[:1] in ("=", "+", "-", "@", "\t", "\r") else value
+    return text_cell(value) if isinstance(value, str) else value

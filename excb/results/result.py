@@ -149,7 +149,8 @@ class ResultRecord:
         if wrong := rules.wrong_field(values):
             raise UserError(f"{source}: {wrong} is not of the form that `excb-eval` writes: evaluate again")
         try:
-            json.dumps(values, allow_nan=False, ensure_ascii=False).encode()
+            # Names of files may hold bytes that are not UTF-8: half characters of one kind stand for them.
+            json.dumps(values, allow_nan=False, ensure_ascii=False).encode("utf-8", "surrogateescape")
         except ValueError as error:
             raise UserError(f"{source} holds NaN or half a character ({error}): evaluate again") from None
         values["intervals"] = {name: (low, high) for name, (low, high) in values["intervals"].items()}

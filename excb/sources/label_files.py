@@ -13,6 +13,7 @@ import numpy as np
 
 from excb.console import plural
 from excb.errors import UserError, require
+from excb.files.cells import plain_text
 from excb.files.foreign import read_text
 from excb.images.image_set import ImageSet
 from excb.images.scanning import scan_folder
@@ -51,7 +52,8 @@ class LabelTable:
         except csv.Error as error:
             raise UserError(f"{file} is not a CSV file: {error}") from None
         names = tuple(name.strip().lower() for name in rows[0]) if rows else ()
-        return cls(file, roots, names, [row for row in rows[1:] if any(map(str.strip, row))])
+        cells = [[plain_text(cell) for cell in row] for row in rows[1:] if any(map(str.strip, row))]
+        return cls(file, roots, names, cells)
 
     @property
     def usable(self) -> bool:

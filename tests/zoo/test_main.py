@@ -265,6 +265,17 @@ def test_import_that_does_not_cover_shows_the_table(
     assert not (home / "mine").exists()
 
 
+def test_the_card_of_a_run_is_that_of_its_export(
+    run: Path, home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["export", str(run), "--out", str(tmp_path / run.stem), "--format", "excb"]) == 0
+    capsys.readouterr()
+    assert main(["card", str(tmp_path / run.stem)]) == 0
+    expected = capsys.readouterr().out
+    assert main(["card", str(run)]) == 0
+    assert capsys.readouterr().out == expected
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from excb.console import Reporter
 from excb.distributed.collectives import world_size
+from excb.files.cells import path_cell
 from excb.images.image_set import Images
 from excb.inference import statistics
 from excb.neighbours.knn import vote
@@ -55,7 +56,8 @@ class Audit:
         writer = csv.writer(stream, lineterminator="\n")
         writer.writerow(["test", "train", "cosine", "bits", "by", "mirrored"])
         for pair in self.pairs:
-            writer.writerow(list(self.describe(pair).values()))
+            cells = self.describe(pair).values()
+            writer.writerow([path_cell(cell) if isinstance(cell, str) else cell for cell in cells])
         return stream.getvalue()
 
     def describe(self, pair: Pair) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from pathlib import Path
 from excb.console import Reporter, plural
 from excb.errors import require
 from excb.files.atomic import check_writable_folder, write_text
+from excb.files.cells import path_cell, text_cell
 from excb.images.image_set import Images
 from excb.images.scanning import refuse_among
 
@@ -94,8 +95,9 @@ def _table(findings: Findings) -> str:
     writer.writerow(COLUMNS)
     for index, (path, group) in enumerate(zip(findings.images.paths, findings.groups.tolist(), strict=True)):
         cells = _cells(guesses.get(path, []))
-        row = [path, findings.labels.name(index), group, *cells, ranks.get(path, ""), _joined(errors.get(path, []))]
-        writer.writerow(row)
+        name, rank = findings.labels.name(index), str(ranks.get(path, ""))
+        texts = map(text_cell, (name, str(group), *cells, rank, _joined(errors.get(path, []))))
+        writer.writerow([path_cell(path), *texts])
     return stream.getvalue()
 
 

@@ -1,6 +1,7 @@
 """`excb-zoo card`: the model card of a checkpoint."""
 
 import argparse
+import tempfile
 from pathlib import Path
 
 from excb.cli import Command, Parser
@@ -16,16 +17,22 @@ def add_options(parser: Parser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Print the card: of the exported folder where there is one, else of the catalogue's row."""
+    """Print the card: of the exported folder where there is one, else of the catalogue's row or of what is exported."""
+    from excb.checkpoint.exported import CONFIG
     from excb.hub.catalogue import find
     from excb.hub.resolve import local_folder
     from excb.results.result import ResultRecord
 
     from ..card import card
+    from ..export import export
 
     row = find(options.source)
     source = Path(options.source) if row is None else local_folder(row) or row
-    Reporter().answer(card(source, [ResultRecord.read(file) for file in options.results]))
+    results = [ResultRecord.read(file) for file in options.results]
+    with tempfile.TemporaryDirectory() as folder:
+        if isinstance(source, Path) and not (source / CONFIG).is_file():  # a run or a file: as it would be exported
+            source = export(options.source, Path(folder) / (source.stem or "checkpoint"))
+        Reporter().answer(card(source, results))
     return 0
 
 

@@ -2,6 +2,7 @@
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -10,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from excb.distributed import launcher
+from excb.distributed import launcher, parallel
 from excb.distributed.heartbeat import hang_seconds
 from excb.distributed.launcher import LOST, check_environment, whole_number
 from excb.distributed.parallel import joined
@@ -262,3 +263,28 @@ def test_ranks_that_live_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> None
     with launcher.ending_with_launcher("test"):
         for _ in range(50):
             os.sched_yield()
+
+
+def test_a_launcher_that_died_before_this_process_looked_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+    ended = subprocess.Popen(["true"])
+    ended.wait()
+    monkeypatch.setattr(launcher, "_PARENT", ended.pid)
+    monkeypatch.setattr(launcher, "_PARENT_NAME", "torchrun")
+    monkeypatch.setattr(launcher, "POLL", 0.01)
+    monkeypatch.setattr(launcher, "gone", threading.Event())
+    codes: list[int] = []
+    monkeypatch.setattr(os, "_exit", codes.append)
+    for name in launcher.GROUP:
+        monkeypatch.setenv(name, "0")
+    with launcher.ending_with_launcher("program"):
+        assert launcher.gone.wait(10)
+    assert codes == [launcher.LOST]
+
+
+def test_a_store_that_nobody_keeps_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(parallel, "STORE_SECONDS", 0.1)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        parallel._check_store("127.0.0.1", port)
+    with pytest.raises(UserError, match=r"the launcher does not answer at 127\.0\.0\.1:.* it has ended, start again"):
+        parallel._check_store("127.0.0.1", port)

@@ -1,5 +1,6 @@
 """Tests of files and folders that appear whole or not at all: at every failure the old or the new, and nothing else."""
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -234,3 +235,8 @@ def test_place_that_cannot_be_written(tmp_path: Path, make: Make) -> None:
     with pytest.raises(UserError, match=r"cannot write .*target: "):
         make(tmp_path / "file" / "target", b"new")
     assert tree(tmp_path) == {"file": b"not a folder"}
+
+
+def test_names_that_are_not_utf8_are_written_as_the_bytes_they_are(tmp_path: Path) -> None:
+    write_text(os.fsdecode(b"caf\xe9 \xc3\xa9"), tmp_path / "a")
+    assert (tmp_path / "a").read_bytes() == b"caf\xe9 \xc3\xa9"

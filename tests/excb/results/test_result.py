@@ -125,6 +125,16 @@ def test_other_texts_are_refused_in_one_line(text: str, message: str) -> None:
     assert "\n" not in str(caught.value)
 
 
+def test_names_that_are_not_utf8_are_read_again() -> None:
+    for name, readable in ((os.fsdecode(b"caf\xe9"), True), ("\ud800", False)):
+        written = result(data={"test": {"root": name}})
+        if readable:
+            assert ResultRecord.from_json(written.to_json()) == written
+        else:
+            with pytest.raises(UserError, match="half a character"):
+                ResultRecord.from_json(written.to_json())
+
+
 def test_protocol_hash_is_of_protocol_and_settings_alone() -> None:
     # Written out by hand: compact JSON, keys in order, so that any program can make it.
     text = b'["knn",{"k":[20],"temperature":0.07}]'

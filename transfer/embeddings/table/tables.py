@@ -13,6 +13,7 @@ import torch
 from excb.console import plural
 from excb.errors import UserError, require
 from excb.files.atomic import new_file
+from excb.files.cells import path_cell, text_cell
 from excb.neighbours.unit_rows import Rows
 
 from .files import arrow_columns
@@ -196,6 +197,6 @@ def _lines(made: Vectors) -> Iterator[list[Any]]:
     start = 0
     for part in made.parts():
         for number, row in enumerate(part, start):
-            label = [] if made.labels is None else [made.labels[number]]
-            yield [made.paths[number], *label, *(f"{value:.9g}" for value in row.tolist())]
+            label = [] if made.labels is None else [text_cell(made.labels[number] or "")]
+            yield [path_cell(made.paths[number]), *label, *(f"{value:.9g}" for value in row.tolist())]
         start += len(part)
