@@ -92,7 +92,7 @@ def surveyed(images: Any, declared: Pixels | None = None, *, name: str = "", col
     known, total, name = declared or pixels_of(images), len(images), name or str(getattr(images, "root", "the set"))
     source: Callable[[int], Source] = getattr(images, "source", _no_source)
     possible = [] if source is _no_source else _possibly_deep(images.paths)
-    headers = "header of a picture" if known.channels == 3 else f"header of {known.channels} channels"
+    headers = "header of a picture" if known.channels == 3 else f"header of {plural(known.channels, 'channel')}"
     seen = _looked(images, _spread(possible, HEADERS), headers, lambda index: _kind(source(index), known))
     kinds = Counter(_kind_of(kind) for kind in seen if kind is not None)
     if source is not _no_source and len(possible) < total:

@@ -44,7 +44,8 @@ class Counts:
         sys.addaudithook(self._on_event)  # stays until Python ends, and does nothing without a folder
 
     def _on_event(self, event: str, args: tuple[Any, ...]) -> None:
-        opened = Path(str(args[0])) if self.folder and event == "open" else None
+        # The door of files of others has a second event without a mode, that of `os.open`.
+        opened = Path(str(args[0])) if self.folder and event == "open" and args[1] is not None else None
         if opened is not None and opened.suffix and opened.is_relative_to(self.folder):
             self.counts["opened"] += 1
 
