@@ -21,7 +21,7 @@ from excb.hub.from_transformers import models as transformers_models
 from excb.hub.resolve import HUB, TIMM, UNTRAINED, WEB, Resolved, resolve
 from excb.hub.trained_heads import Heads
 from excb.networks.architecture import POSITIONS, Architecture
-from excb.networks.uninitialised import Uninitialised
+from excb.networks.backbone import Uninitialised
 from excb.remote.fetch import fetch_url
 from excb.remote.hf_repository import fetch_repo
 from excb.remote.wheels import PYPI
