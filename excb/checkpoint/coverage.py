@@ -12,7 +12,7 @@ from torch import Tensor
 from excb.console import plural
 from excb.errors import UserError
 from excb.networks.architecture import TIMM_NAMES, WIDER, Architecture, EndlessError
-from excb.uninitialised import Uninitialised
+from excb.networks.backbone import Uninitialised
 
 # torchvision's ResNets by the lengths of their stages and whether blocks are bottlenecks.
 _RESNETS: dict[tuple[tuple[int, ...], bool], str] = {

@@ -21,10 +21,10 @@ from excb.hub.from_transformers import models as transformers_models
 from excb.hub.resolve import HUB, TIMM, UNTRAINED, WEB, Resolved, resolve
 from excb.hub.trained_heads import Heads
 from excb.networks.architecture import POSITIONS, Architecture
+from excb.networks.backbone import Uninitialised
 from excb.remote.fetch import fetch_url
 from excb.remote.hf_repository import fetch_repo
 from excb.remote.wheels import PYPI
-from excb.uninitialised import Uninitialised
 
 if TYPE_CHECKING:
     from excb.hub.importing import Imported

@@ -1,16 +1,20 @@
 """Built backbones, images [B, C, H, W] -> features [B, width]: width, channels, modes, hash of the weights, sizes."""
 
 import hashlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from excb.errors import UserError, first_line
 
 # What networks raise for options and images that they do not accept.
 REFUSALS = (ArithmeticError, AssertionError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
+# Operations in place, by which initialisations draw values and change what they drew.
+_DRAWN = frozenset({"uniform_", "normal_", "erfinv_", "mul_", "add_", "clamp_", "fill_", "zero_"})
 
 
 def feature_width(backbone: nn.Module) -> int:
@@ -52,6 +56,30 @@ def evaluating(backbone: nn.Module) -> Iterator[None]:
     finally:
         for module, training in modes:
             module.training = training
+
+
+class Uninitialised(TorchFunctionMode):
+    """A block that leaves parameters, and tensors that have no values, as they were allocated.
+
+    torch's generator does not move, and buffers are computed as usual. A network that is built on a device with memory
+    must then be loaded strictly: what its parameters hold is arbitrary.
+    """
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Iterable[type],
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        """Call a function of torch, unless it fills a parameter."""
+        named = kwargs or {}
+        # Functions of torch.nn.init arrive whole, and name their tensor.
+        fills = getattr(func, "__name__", "") in _DRAWN or getattr(func, "__module__", "") == "torch.nn.init"
+        first = args[0] if args else named.get("tensor")
+        if fills and isinstance(first, Tensor) and (isinstance(first, nn.Parameter) or first.is_meta):
+            return first
+        return func(*args, **named)
 
 
 def uncompiled(module: nn.Module) -> AbstractContextManager[None]:

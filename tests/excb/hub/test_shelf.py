@@ -23,8 +23,8 @@ from excb.checkpoint.coverage import CoverageError, blueprint, cover
 from excb.checkpoint.layouts import map_file
 from excb.hub import catalogue
 from excb.hub.catalogue import Checkpoint, checkpoints
+from excb.networks.backbone import Uninitialised
 from excb.networks.preprocessing import IMAGENET_MEAN, IMAGENET_STD, Preprocessing
-from excb.uninitialised import Uninitialised
 
 NAMES = tomllib.loads(catalogue.BUILT_IN[1].read_text(encoding="utf-8"))
 SHELF = {row.name: row for row in checkpoints(Path("no home of the zoo")) if row.name in NAMES}

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from excb.networks.architecture import Architecture
-from excb.uninitialised import Uninitialised
+from excb.networks.backbone import Uninitialised
 
 
 @pytest.mark.parametrize(
