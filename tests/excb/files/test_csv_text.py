@@ -17,9 +17,7 @@ def test_rows_are_read_back_and_nothing_is_a_formula() -> None:
     assert second == ["'=1+1", "'+1", "'-1", "'@x", "'\t="]
 
 
-@pytest.mark.parametrize(
-    "text", ["=1+1", "+1", "-x", "@x", "\tx", "'=1", "''-x", "'quoted'", "'", "kiwi", "", "a=1"]
-)
+@pytest.mark.parametrize("text", ["=1+1", "+1", "-x", "@x", "\tx", "'=1", "''-x", "'quoted'", "'", "kiwi", "", "a=1"])
 def test_no_text_is_a_formula_and_all_are_read_back(text: str) -> None:
     assert plain_text(text_cell(text)) == text
     assert text_cell(text)[:1] not in ("=", "+", "-", "@", "\t", "\r")

@@ -21,8 +21,7 @@ FORMATS = ("npz", "parquet", "safetensors")
 
 @pytest.fixture(autouse=True)
 def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in ("vectors", "files"):
-        monkeypatch.setattr(f"excb.transfer.embeddings.table.{module}.AT_ONCE", 8)
+    monkeypatch.setattr(vectors, "AT_ONCE", 8)
 
 
 def made(**model: Any) -> Any:
@@ -66,6 +65,13 @@ def test_vectors_are_compared_when_they_are_read(tmp_path: Path) -> None:
     assert np.array_equal(loaded[3], VECTORS[3])
     with pytest.raises(UserError, match=r"a\.safetensors is damaged: its vectors have another checksum"):
         loaded[20]
+
+
+@pytest.mark.parametrize("ending", ["parquet", "safetensors"])
+def test_parts_may_be_of_other_sizes(ending: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = made().save(tmp_path / f"a.{ending}")
+    monkeypatch.setattr(vectors, "AT_ONCE", 3)
+    assert contents(excb.Embeddings.load(file))[0] == VECTORS.tobytes()
 
 
 @pytest.mark.parametrize("ending", ["parquet", "safetensors"])

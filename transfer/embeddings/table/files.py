@@ -20,7 +20,8 @@ from excb.files.foreign import parsing
 from excb.files.parquet import read_parquet, require_pyarrow
 from excb.ledger import Ledger
 
-from .vectors import AT_ONCE, ArrayRows, CheckedRows, Vectors
+from . import vectors
+from .vectors import ArrayRows, CheckedRows, Vectors
 
 FORMAT = "excb-embeddings-1"
 _ADVICE = "name another file"
@@ -94,7 +95,8 @@ class _Checksums:
     def to_json(self, parts: int) -> str:
         """JSON of one length before and after the `parts` are written."""
         parts_so_far = [*self._parts, *[0] * (parts - len(self._parts))]
-        return json.dumps({"texts": f"{self._texts:08x}", "vectors": [f"{part:08x}" for part in parts_so_far]})
+        hexadecimal = [f"{part:08x}" for part in parts_so_far]
+        return json.dumps({"texts": f"{self._texts:08x}", "rows": vectors.AT_ONCE, "vectors": hexadecimal})
 
 
 def _texts_crc32(made: Vectors, meta: str) -> int:
@@ -105,11 +107,11 @@ def _texts_crc32(made: Vectors, meta: str) -> int:
 def _checked(made: Vectors, meta: str, checksums: str, file: Path) -> CheckedRows:
     """The rows of what a file holds, whose checksums are compared as they are read; those of its texts are now."""
     stated = json_text.parse(checksums)
-    parts = [int(part, 16) for part in stated["vectors"]]
+    parts, each = [int(part, 16) for part in stated["vectors"]], int(stated["rows"])
     assert isinstance(made.rows, ArrayRows)
-    if int(stated["texts"], 16) != _texts_crc32(made, meta) or len(parts) != -(-len(made) // AT_ONCE):
+    if int(stated["texts"], 16) != _texts_crc32(made, meta) or each < 1 or len(parts) != -(-len(made) // each):
         raise ValueError("paths, labels or facts have another checksum")
-    return CheckedRows(made.rows.array, parts, str(file))
+    return CheckedRows(made.rows.array, parts, each, str(file))
 
 
 def _write_npz(made: Vectors, file: Path) -> None:
@@ -149,7 +151,7 @@ def _write_safetensors(made: Vectors, file: Path) -> None:
     checksums, meta = _Checksums(made), _meta(made)
 
     def header() -> bytes:
-        facts = {_META: meta, _CRC32: checksums.to_json(-(-len(made) // AT_ONCE))}
+        facts = {_META: meta, _CRC32: checksums.to_json(-(-len(made) // vectors.AT_ONCE))}
         text = json.dumps({"__metadata__": facts} | entries).encode()
         text += b" " * (-len(text) % 8)  # tensors begin at multiples of 8
         return struct.pack("<Q", len(text)) + text

@@ -43,11 +43,13 @@ class CheckedRows(ArrayRows):
     """Rows of a file whose checksums are compared when they are first read.
 
     Attributes:
-        crc32: checksums of `AT_ONCE` rows each.
+        crc32: checksums of `each` rows.
+        each: rows that have one checksum.
         source: the file, for messages.
     """
 
     crc32: Sequence[int]
+    each: int
     source: str
     intact: set[int] = field(default_factory=set, compare=False)
 
@@ -58,9 +60,9 @@ class CheckedRows(ArrayRows):
 
     def check(self, start: int, stop: int) -> None:
         """Raise UserError if the checksum of rows is another."""
-        parts = range(start // AT_ONCE, -(-min(stop, len(self)) // AT_ONCE))
+        parts = range(start // self.each, -(-min(stop, len(self)) // self.each))
         for part in (part for part in parts if part not in self.intact):
-            rows = np.ascontiguousarray(self.array[part * AT_ONCE : (part + 1) * AT_ONCE])
+            rows = np.ascontiguousarray(self.array[part * self.each : (part + 1) * self.each])
             same = zlib.crc32(rows.data) == self.crc32[part]
             require(same, f"{self.source} is damaged: its vectors have another checksum; embed the images again")
             self.intact.add(part)
@@ -69,6 +71,8 @@ class CheckedRows(ArrayRows):
 def in_place(rows: Rows) -> Tensor | Rows:
     """The rows of a float32 array as a tensor of the same memory; others as they are."""
     if isinstance(rows, ArrayRows) and rows.array.dtype == np.float32 and rows.array.flags.writeable:
+        if isinstance(rows, CheckedRows):
+            rows.check(0, len(rows))
         return torch.from_numpy(rows.array)
     return rows
 
