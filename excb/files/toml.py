@@ -27,8 +27,9 @@ def read_toml(file: Path) -> dict[str, Any]:
 
 def parse_toml(text: str) -> dict[str, Any]:
     """The tables of a text. Raises ValueError as `read_toml`."""
-    if long := _LONG_KEY.search(text):
-        raise ValueError(f"a key of more than {MOST_PARTS} parts, {long[0][:40]}")
+    for line in text.splitlines():
+        if line.count(".") >= MOST_PARTS and (long := _LONG_KEY.search(line)):
+            raise ValueError(f"a key of more than {MOST_PARTS} parts, {long[0][:40]}")
     with parsing():
         return tomllib.loads(text)
 

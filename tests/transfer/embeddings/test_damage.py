@@ -68,6 +68,13 @@ def test_vectors_are_compared_when_they_are_read(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("ending", ["parquet", "safetensors"])
+def test_parts_may_be_of_other_sizes(ending: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = made().save(tmp_path / f"a.{ending}")
+    monkeypatch.setattr(vectors, "AT_ONCE", 3)
+    assert contents(excb.Embeddings.load(file))[0] == VECTORS.tobytes()
+
+
+@pytest.mark.parametrize("ending", ["parquet", "safetensors"])
 def test_files_without_checksums_are_read_as_before(ending: str, tmp_path: Path) -> None:
     file = made().save(tmp_path / f"a.{ending}")
     file.write_bytes(file.read_bytes().replace(b"excb_crc32", b"other_name"))

@@ -20,7 +20,8 @@ from excb.files.foreign import parsing
 from excb.files.parquet import read_parquet, require_pyarrow
 from excb.ledger import Ledger
 
-from .vectors import ArrayRows, CheckedRows, Vectors, rows_of_a_part
+from . import vectors
+from .vectors import ArrayRows, CheckedRows, Vectors
 
 FORMAT = "excb-embeddings-1"
 _ADVICE = "name another file"
@@ -94,8 +95,8 @@ class _Checksums:
     def to_json(self, parts: int) -> str:
         """JSON of one length before and after the `parts` are written."""
         parts_so_far = [*self._parts, *[0] * (parts - len(self._parts))]
-        vectors = [f"{part:08x}" for part in parts_so_far]
-        return json.dumps({"texts": f"{self._texts:08x}", "rows": rows_of_a_part(), "vectors": vectors})
+        hexadecimal = [f"{part:08x}" for part in parts_so_far]
+        return json.dumps({"texts": f"{self._texts:08x}", "rows": vectors.AT_ONCE, "vectors": hexadecimal})
 
 
 def _texts_crc32(made: Vectors, meta: str) -> int:
@@ -108,7 +109,7 @@ def _checked(made: Vectors, meta: str, checksums: str, file: Path) -> CheckedRow
     stated = json_text.parse(checksums)
     parts, each = [int(part, 16) for part in stated["vectors"]], int(stated["rows"])
     assert isinstance(made.rows, ArrayRows)
-    if int(stated["texts"], 16) != _texts_crc32(made, meta) or len(parts) != -(-len(made) // each):
+    if int(stated["texts"], 16) != _texts_crc32(made, meta) or each < 1 or len(parts) != -(-len(made) // each):
         raise ValueError("paths, labels or facts have another checksum")
     return CheckedRows(made.rows.array, parts, each, str(file))
 
@@ -150,7 +151,7 @@ def _write_safetensors(made: Vectors, file: Path) -> None:
     checksums, meta = _Checksums(made), _meta(made)
 
     def header() -> bytes:
-        facts = {_META: meta, _CRC32: checksums.to_json(-(-len(made) // rows_of_a_part()))}
+        facts = {_META: meta, _CRC32: checksums.to_json(-(-len(made) // vectors.AT_ONCE))}
         text = json.dumps({"__metadata__": facts} | entries).encode()
         text += b" " * (-len(text) % 8)  # tensors begin at multiples of 8
         return struct.pack("<Q", len(text)) + text

@@ -19,11 +19,6 @@ from excb.neighbours.unit_rows import Rows
 AT_ONCE = 8192  # rows that are read, written or indexed together
 
 
-def rows_of_a_part() -> int:
-    """How many rows are written together, and have a checksum together."""
-    return AT_ONCE
-
-
 @dataclass(frozen=True)
 class ArrayRows:
     """The rows of an array [N, D], as `Rows` are read."""
@@ -48,8 +43,8 @@ class CheckedRows(ArrayRows):
     """Rows of a file whose checksums are compared when they are first read.
 
     Attributes:
-        crc32: checksums of the parts.
-        each: rows of a part.
+        crc32: checksums of `each` rows.
+        each: rows that have one checksum.
         source: the file, for messages.
     """
 
@@ -76,6 +71,8 @@ class CheckedRows(ArrayRows):
 def in_place(rows: Rows) -> Tensor | Rows:
     """The rows of a float32 array as a tensor of the same memory; others as they are."""
     if isinstance(rows, ArrayRows) and rows.array.dtype == np.float32 and rows.array.flags.writeable:
+        if isinstance(rows, CheckedRows):
+            rows.check(0, len(rows))
         return torch.from_numpy(rows.array)
     return rows
 
