@@ -4,7 +4,7 @@ import sys
 from collections.abc import Callable, Sequence
 from importlib import import_module
 
-from excb.cli import Command, Parser, command_parser, complete
+from excb.cli import Command, Parser, command_parser, complete, keep_freed_memory
 from excb.distributed.launcher import ending_with_launcher
 from excb.errors import run_program
 
@@ -71,6 +71,8 @@ def program(names: Sequence[str] = COMMANDS) -> Parser:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run `excb-eval` and return its exit code."""
+    if argv is None:  # a program of its own
+        keep_freed_memory()
     return run_program(PROGRAM, lambda: _main(sys.argv[1:] if argv is None else argv))
 
 
