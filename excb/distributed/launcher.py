@@ -74,7 +74,7 @@ def ending_with_launcher(program: str) -> Iterator[None]:
     chain, done = _chain() if started_together() else [], threading.Event()
     if started_together() and LAUNCHER in os.environ and (ours := whole_number(LAUNCHER, 0, least=1)) not in chain:
         chain = [os.getpid(), ours]  # our parent no longer
-    elif started_together() and os.getppid() != _PARENT and _PARENT_NAME not in SHELLS:
+    elif started_together() and _PARENT and os.getppid() != _PARENT and _PARENT_NAME not in SHELLS:
         chain = [os.getpid(), _PARENT]
     watcher = threading.Thread(target=_watch, args=(program, chain, done), daemon=True)
 
@@ -168,5 +168,5 @@ def _shown(process: int, name: str) -> str:
 
 
 # Before torch is imported, which takes seconds in which a launcher may die.
-_PARENT = os.getppid()
-_PARENT_NAME = _name(_PARENT) if started_together() else ""
+_PARENT = os.getppid() if started_together() else 0  # 0: forked later from a process that was none of a run
+_PARENT_NAME = _name(_PARENT) if _PARENT else ""

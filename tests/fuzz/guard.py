@@ -214,8 +214,12 @@ def guard() -> Iterator[Guard]:
     # Not below /tmp itself, where pytest keeps what it wrote: nothing of that may be taken for the target.
     with tempfile.TemporaryDirectory(prefix="excb-fuzz-", ignore_cleanup_errors=True) as name:
         places = {variable: f"{name}/{variable.lower()}" for variable in _PLACES}
-        with mock.patch.dict(os.environ, places | {"NO_PROXY": "*", "no_proxy": "*"}):
-            yield Guard(Path(name).resolve())
+        folder = Path(name).resolve()
+        with (
+            mock.patch.dict(os.environ, places | {"NO_PROXY": "*", "no_proxy": "*"}),
+            mock.patch.object(tempfile, "tempdir", str(folder)),
+        ):
+            yield Guard(folder)
 
 
 def _watched(folder: Path, call: Callable[[], Any]) -> Any:

@@ -53,7 +53,7 @@ QUIET = Reporter(quiet=True)
 SEARCH = ALLOWED | dict.fromkeys(
     (
         "excb.neighbours.unit_rows:UnitRows.__init__",
-        "excb.neighbours.unit_rows:UnitRows._raw",
+        "excb.neighbours.unit_rows:UnitRows.raw_span",
         "excb.neighbours.unit_rows:UnitRows.raw",
         "excb.neighbours.proposals:_floors",
         "excb.neighbours.proposals:propose_with_torch",
@@ -175,7 +175,8 @@ def test_ranks_wait_for_blocks_of_queries_never_for_single_ones() -> None:
     with fake_cuda() as cuda:
         positions(torch.ones(1000, 16), torch.ones(64, 16), judged, device=torch.device("cuda"))
     allowed = dict.fromkeys(
-        ("excb.neighbours.unit_rows:UnitRows.__init__", "excb.neighbours.unit_rows:UnitRows._raw"), "rows, span by span"
+        ("excb.neighbours.unit_rows:UnitRows.__init__", "excb.neighbours.unit_rows:UnitRows.raw_span"),
+        "rows, span by span",
     ) | dict.fromkeys(
         (
             "excb.neighbours.unit_rows:UnitRows.raw",

@@ -29,10 +29,12 @@ def run(options: argparse.Namespace) -> int:
     row = find(options.source)
     source = Path(options.source) if row is None else local_folder(row) or row
     results = [ResultRecord.read(file) for file in options.results]
-    with tempfile.TemporaryDirectory() as folder:
-        if isinstance(source, Path) and not (source / CONFIG).is_file():  # a run or a file: as it would be exported
-            source = export(options.source, Path(folder) / (source.stem or "checkpoint"))
+    if not isinstance(source, Path) or (source / CONFIG).is_file():
         Reporter().answer(card(source, results))
+        return 0
+    with tempfile.TemporaryDirectory() as folder:  # a run or a file: as it would be exported
+        exported = export(options.source, Path(folder) / (source.stem or "checkpoint"))
+        Reporter().answer(card(exported, results))
     return 0
 
 
