@@ -1,6 +1,6 @@
 """Labels of some of the images, one each or several: those of sub-folders, or of a table in CSV or Parquet."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,7 +13,7 @@ from excb.images.image_set import ImageSet
 from excb.sources.label_files import LABELS, LabelTable
 
 UNLABELLED = -1
-SEVERAL = ("labels", "tags")  # columns whose cells hold any number of labels
+LABEL_SETS = ("labels", "tags")  # columns whose cells hold any number of labels
 SEPARATORS, NO_LABEL = ";|,", "-"
 
 
@@ -74,8 +74,10 @@ def photo_labels(images: ImageSet, table: Path | str | None, series: str | None)
             return PhotoLabels((), np.full(len(images), UNLABELLED))
         return PhotoLabels(images.classes, np.asarray(images.labels, np.int64))
     rows = _read(Path(table), images.root)
-    several = not {*LABELS} & {*rows.columns} and bool({*SEVERAL} & {*rows.columns})
-    labels = _sets(rows) if several else {path: (label,) if label else None for path, label in _single(rows)}
+    several = not {*LABELS} & {*rows.columns} and bool({*LABEL_SETS} & {*rows.columns})
+    labels = (
+        _sets(rows) if several else {path: (label,) if label else None for path, label in rows.values(LABELS).items()}
+    )
     number = {path: index for index, path in enumerate(images.paths)}
     gone = [path for path in labels if path not in number]
     require(
@@ -96,17 +98,13 @@ def photo_labels(images: ImageSet, table: Path | str | None, series: str | None)
     return PhotoLabels(classes, of, together, sets if several else None)
 
 
-def _single(rows: LabelTable) -> Iterable[tuple[str, str]]:
-    return rows.values(LABELS).items()
-
-
 def _sets(rows: LabelTable) -> dict[str, tuple[str, ...] | None]:
     """The labels of every image; None of those without a label, () of those that have none of them.
 
     Raises:
         UserError: cells are separated in different ways, or an image is said to have none and some.
     """
-    cells = rows.cells(SEVERAL)
+    cells = rows.cells(LABEL_SETS)
     used = [mark for mark in SEPARATORS if any(mark in cell for _, cell in cells)]
     require(len(used) < 2, f"{rows.file}: its labels are separated by {' and by '.join(used)}: use one of them")
     found = dict[str, set[str]]()

@@ -38,7 +38,8 @@ def star_groups(
         UserError: the cosine is out of range, or so low that there are more than `MOST_PAIRS` pairs.
     """
     require(-1 < cosine <= 1, f"near-duplicates have a cosine above -1 and at most 1, such as 0.95, not {cosine:g}")
-    N, links, pairs = len(rows), [np.array(list(also), np.int64).reshape(-1, 2).T], 0
+    given = np.array(list(also), np.int64).reshape(-1, 2).T
+    N, links, pairs = len(rows), [given], 0
     with exact_products(torch.device("cpu")):
         for start in range(0, N, TILE):
             left = unit_rows(rows, start, min(start + TILE, N))
@@ -50,7 +51,9 @@ def star_groups(
                     raise UserError(f"more than {MOST_PAIRS:,} pairs reach a cosine of {cosine:g}: choose a higher one")
                 links.append(near)
             progress(len(left))
-    first, second = np.unique(np.concatenate(links, axis=1), axis=1)
+    first, second = np.concatenate(links, axis=1)
+    if given.size:  # some of these pairs were found again
+        first, second = np.divmod(np.unique(first * N + second), N)
     return sorted(stars(first, second, N), key=lambda group: (-len(group), min(group)))
 
 
