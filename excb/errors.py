@@ -98,6 +98,8 @@ def nearest_path(path: str | os.PathLike[str]) -> str:
             beside = [entry.name for entry in itertools.islice(entries, MOST_BESIDE) if not entry.name.startswith(".")]
     except OSError:
         return ""
+    if missing.name in beside:  # it exists, but is something else than was asked for, such as a file
+        return ""
     close = difflib.get_close_matches(missing.name, beside, n=1, cutoff=0.7)
     return f"; did you mean '{missing.parent / close[0]}'?" if close else ""
 

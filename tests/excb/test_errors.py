@@ -33,6 +33,8 @@ def test_a_missing_path_gets_the_nearest_name_beside_it(tmp_path: Path) -> None:
     assert nearest_path(tmp_path / "runs" / "groceries") == ""
     assert nearest_path("") == ""
     assert nearest_path("a" * 5000) == ""
+    (tmp_path / "runs" / "photos.txt").touch()
+    assert nearest_path(tmp_path / "runs" / "photos.txt") == ""  # a file that was taken for a folder
 
 
 def test_exit_code_of_main_is_the_programs(capsys: pytest.CaptureFixture[str]) -> None:
