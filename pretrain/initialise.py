@@ -21,7 +21,7 @@ from excb.hub import loading
 from excb.images.image_set import Images
 from excb.method import ExCB
 from excb.networks.architecture import CHANNELS, POSITIONS, RGB, Architecture
-from excb.networks.backbone import check_resolution, feature_width, has_batchnorm, uncompiled
+from excb.networks.backbone import check_resolution, feature_width, has_batchnorm, shapes_only, uncompiled
 from excb.networks.blocks import Blocks
 
 from .adapt.first_layer import adapted_weights
@@ -95,7 +95,7 @@ def check_backbone(recipe: Recipe) -> None:
     model, sizes = recipe.model, _sizes(recipe)
     if (checked := repr((model.architecture, model.drop_path, sizes))) in _CHECKED:
         return
-    with torch.device("meta"):
+    with shapes_only():
         network = model.architecture.build(drop_path=model.drop_path)
     check_resolution(network, sizes)
     _CHECKED.add(checked)

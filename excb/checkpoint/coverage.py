@@ -12,7 +12,7 @@ from torch import Tensor
 from excb.console import plural
 from excb.errors import UserError
 from excb.networks.architecture import TIMM_NAMES, WIDER, Architecture, EndlessError
-from excb.networks.backbone import Uninitialised
+from excb.networks.backbone import shapes_only
 
 # torchvision's ResNets by the lengths of their stages and whether blocks are bottlenecks.
 _RESNETS: dict[tuple[tuple[int, ...], bool], str] = {
@@ -60,7 +60,7 @@ def blueprint(architecture: Architecture) -> dict[str, Tensor]:
     """
     with warnings.catch_warnings(action="ignore"):  # torch warns of tensors without elements, which fit nothing anyway
         try:
-            with torch.device("meta"), Uninitialised():  # type: ignore[no-untyped-call, unused-ignore]
+            with shapes_only():
                 return dict(architecture.build().state_dict())
         except EndlessError:
             raise
@@ -168,10 +168,12 @@ def check_values(tensors: Mapping[str, Tensor], *, source: str) -> None:
         UserError: NaN or infinity in a tensor, or a negative variance of BatchNorm, whose square root is NaN.
     """
     floats = {name: value for name, value in tensors.items() if value.is_floating_point()}
-    broken = [name for name, value in floats.items() if not value.isfinite().all()]
+    # One pass over each tensor: NaN anywhere makes both ends NaN.
+    ends = {name: torch.stack(value.aminmax()) for name, value in floats.items() if value.numel()}
+    broken = [name for name, pair in ends.items() if not pair.isfinite().all()]
     what = "NaN or infinity"
     if not broken:
-        broken = [name for name, value in floats.items() if name.endswith(VARIANCE) and bool((value < 0).any())]
+        broken = [name for name, pair in ends.items() if name.endswith(VARIANCE) and bool(pair[0] < 0)]
         what = "negative variances"
     if broken:
         raise UserError(

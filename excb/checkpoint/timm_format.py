@@ -3,10 +3,9 @@
 import math
 from typing import Any, get_args
 
-import torch
-
 from excb.errors import require
 from excb.networks.architecture import CHANNELS, RGB, Architecture
+from excb.networks.backbone import shapes_only
 from excb.networks.preprocessing import CropMode, Interpolation, Preprocessing
 
 # What is kept of timm's own files besides the network and its inputs.
@@ -52,7 +51,7 @@ def _model_args(architecture: Architecture) -> dict[str, Any]:
 
     if architecture.timm_name is None:
         return {CHANNELS: architecture.channels} if architecture.channels != RGB else {}
-    with torch.device("meta"):  # takes no memory and no random numbers
+    with shapes_only():
         network = architecture.build()
     stated: dict[str, Any] = {}
     if getattr(network, "dynamic_img_size", False):

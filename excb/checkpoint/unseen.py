@@ -7,11 +7,11 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from excb.errors import UserError
 from excb.networks.architecture import SMALL_STEM, Architecture
+from excb.networks.backbone import shapes_only
 
 # Heads of a ViT by its width, as timm builds it, and what else there is in the field.
 USUAL_HEADS = {192: 3, 384: 6, 768: 12, 1024: 16, 1280: 16}
@@ -94,7 +94,7 @@ def _heads_of(name: str, stated: Mapping[Any, Any], width: int) -> int | None:
     options = stated.get("model_kwargs")
     if isinstance(options, Mapping) and type(number := options.get("num_heads")) is int:
         return number
-    with torch.device("meta"):
+    with shapes_only():
         network: Any = Architecture(f"timm:{name}").build()
     if not isinstance(network, VisionTransformer) or network.embed_dim != width:
         return None

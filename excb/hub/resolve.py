@@ -94,9 +94,9 @@ def local_folder(row: Checkpoint, network: Literal["teacher", "student"] = "teac
     return folder if (folder / CONFIG).is_file() else None
 
 
-def networks_here() -> tuple[str, ...]:
-    """Names of the catalogue's networks whose weights are on this machine."""
-    return tuple(row.name for row in checkpoints() if local_folder(row) is not None)
+def networks_here() -> dict[str, int]:
+    """Names of the catalogue's networks whose weights are on this machine, and the channels of the images they take."""
+    return {row.name: row.preprocessing.channels for row in checkpoints() if local_folder(row) is not None}
 
 
 def _imported_name(row: Checkpoint, network: str) -> str:

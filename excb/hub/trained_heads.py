@@ -13,6 +13,7 @@ from torch.nn import functional as F
 from excb.errors import UserError
 from excb.heads import MLP
 from excb.method import CentroidLayer, unit
+from excb.networks.backbone import shapes_only
 
 
 class NetworkHeads(nn.Module):
@@ -84,7 +85,7 @@ def _network(tensors: Mapping[str, Tensor], network: str) -> NetworkHeads | None
     projector, predictor = (_mlp(tensors, f"{network}.{part}.") for part in ("projector", "predictor"))
     if projector is None:
         raise KeyError(f"{network} has no projector")
-    with torch.device("meta"):  # K x D random numbers would be drawn in vain
+    with shapes_only():  # K x D random numbers would be drawn in vain
         centroids = CentroidLayer(*tensors[f"{network}.centroids.weight"].shape)
     gain = tensors.get(f"{network}.gain")
     gain = None if gain is None else torch.empty(len(gain))

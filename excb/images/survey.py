@@ -89,14 +89,9 @@ def surveyed(images: Any, declared: Pixels | None = None, *, name: str = "", col
     Raises:
         UserError: images have several numbers of channels, or values on several scales, and no record says which.
     """
-    known, total, name = declared or pixels_of(images), len(images), name or str(getattr(images, "root", "the set"))
+    known, total, name = declared or pixels_of(images), len(images), name or _name_of(images)
     source: Callable[[int], Source] = getattr(images, "source", _no_source)
-    possible = [] if source is _no_source else _possibly_deep(images.paths)
-    headers = "header of a picture" if known.channels == 3 else f"header of {plural(known.channels, 'channel')}"
-    seen = _looked(images, _spread(possible, HEADERS), headers, lambda index: _kind(source(index), known))
-    kinds = Counter(_kind_of(kind) for kind in seen if kind is not None)
-    if source is not _no_source and len(possible) < total:
-        kinds["uint8", 3] += total - len(possible)
+    kinds, possible = _stored(images, known)
     if not kinds:
         return Survey(total, kinds, known)
     if colours_of:
@@ -137,6 +132,33 @@ def surveyed(images: Any, declared: Pixels | None = None, *, name: str = "", col
         int(outside.sum()),
         _spanned(lows, highs, pixels),
     )
+
+
+def channels_of(images: Any) -> int:
+    """How many channels the images of a set have, by headers alone.
+
+    Raises:
+        UserError: they have several numbers of channels.
+    """
+    known = pixels_of(images)
+    kinds, _ = _stored(images, known)
+    return _channels(kinds, known, _name_of(images)) if kinds else known.channels
+
+
+def _stored(images: Any, known: Pixels) -> tuple[Counter[tuple[str, int]], list[int]]:
+    """How many images are of each type and number of channels, and which may hold more than 8 bits."""
+    source: Callable[[int], Source] = getattr(images, "source", _no_source)
+    possible = [] if source is _no_source else _possibly_deep(images.paths)
+    headers = "header of a picture" if known.channels == 3 else f"header of {plural(known.channels, 'channel')}"
+    seen = _looked(images, _spread(possible, HEADERS), headers, lambda index: _kind(source(index), known))
+    kinds = Counter(_kind_of(kind) for kind in seen if kind is not None)
+    if source is not _no_source and len(possible) < len(images):
+        kinds["uint8", 3] += len(images) - len(possible)
+    return kinds, possible
+
+
+def _name_of(images: Any) -> str:
+    return str(getattr(images, "root", "the set"))
 
 
 def _spanned(lows: np.ndarray, highs: np.ndarray, pixels: Pixels) -> float:

@@ -82,6 +82,16 @@ class Uninitialised(TorchFunctionMode):
         return func(*args, **named)
 
 
+@contextmanager
+def shapes_only() -> Iterator[None]:
+    """Networks built in this block have names, shapes and types, and neither memory nor values.
+
+    On torch's meta device alone, each initial value would still be computed as a shape, which takes most of the time.
+    """
+    with torch.device("meta"), Uninitialised():  # type: ignore[no-untyped-call, unused-ignore]
+        yield
+
+
 def uncompiled(module: nn.Module) -> AbstractContextManager[None]:
     """Run a compiled module eagerly, since its graphs are for the shapes of training."""
     if getattr(module, "_compiled_call_impl", None) is None:

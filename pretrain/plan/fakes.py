@@ -12,6 +12,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from excb.errors import UserError, first_line
 from excb.method import ExCB
+from excb.networks.backbone import shapes_only
 
 from ..distil.interface import Targets
 from ..distil.teachers import Teacher, ViewTargets
@@ -47,7 +48,7 @@ def fake_networks(recipe: Recipe, teachers: Sequence[Teacher] = ()) -> tuple[Fak
     # counted by what they state. The plain loss has no tiles, whose number would depend on the images.
     method = {"clusters": FEW, "sizes_updated": "after_loss", "balancing": "linear"}
     few = recipe.change(method=method, efficiency={"objective": "plain"})
-    with torch.device("meta"):
+    with shapes_only():
         model = build_model(few, teachers).train()
     if value_bytes(recipe) == 8:
         model.double()

@@ -16,6 +16,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from excb.balancing.interface import Balancer
 from excb.method import ExCB, balancer
+from excb.networks.backbone import shapes_only
 from excb.settings import MethodSettings
 
 from ..distil.table import OBJECTIVES
@@ -166,7 +167,7 @@ def _loss_head_flops(recipe: Recipe) -> int:
 
 def meta_balancer(settings: MethodSettings) -> Balancer:
     """The recipe's balancer without memory for its state."""
-    with torch.device("meta"):
+    with shapes_only():
         return balancer(settings)
 
 

@@ -64,7 +64,8 @@ class Compared:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON."""
-        values = {"name": self.name, "kind": self.kind, "accuracy": round(self.accuracy, 4), "interval": self.interval}
+        figure = self.validated.kind.figure.replace(" ", "_")
+        values = {"name": self.name, "kind": self.kind, figure: round(self.accuracy, 4), "interval": self.interval}
         return values | ({} if self.validated.converged else {"converged": False})
 
 

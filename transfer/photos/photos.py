@@ -17,6 +17,7 @@ from excb.hub.resolve import networks_here
 from excb.images.image_set import Images
 from excb.images.scanning import scan_folder
 from excb.images.subset import Subset
+from excb.images.survey import channels_of
 from excb.ledger import Ledger, LedgerEntry
 
 from ..embeddings.computing import compute, open_embedding
@@ -64,7 +65,7 @@ class Photos:
             image without a row, is an image without one. With the column labels instead, a cell holds any number of
             them, separated by ; | or a comma, and - says that an image has none.
         networks: to compare, as `excb.load` takes them: names, runs, exported folders; by default those of
-            `excb.checkpoints` that are on this machine.
+            `excb.checkpoints` that are on this machine and take images of as many channels.
         series: a column of the table that names what was taken together, such as a day or an animal: those images are
             never on both sides of a split.
         device: cpu, cuda or auto.
@@ -94,11 +95,6 @@ class Photos:
         found = scan_folder(folder)
         self.images: Images = found
         self.labels: PhotoLabels = photo_labels(found, labels, series)
-        self.networks: tuple[str, ...] = tuple(os.fspath(name) for name in networks) or networks_here()
-        require(
-            bool(self.networks),
-            "no network is on this machine: fetch one with `excb-zoo pull mobilenetv2` (9 MB), or name some",
-        )
         self.seed = seed
         self._device, self._cache = device, None if cache is None else Path(cache)
         self._reporter = Reporter(quiet=quiet or not is_rank0())
@@ -106,6 +102,26 @@ class Photos:
         self._range = range
         self._scanned = found
         self._scanned.ledger.tell(self._reporter)
+        self.networks: tuple[str, ...] = tuple(os.fspath(name) for name in networks) or self._fitting()
+
+    def _fitting(self) -> tuple[str, ...]:
+        """The networks on this machine that take the channels of these images."""
+        here = networks_here()
+        require(
+            bool(here), "no network is on this machine: fetch one with `excb-zoo pull mobilenetv2` (9 MB), or name some"
+        )
+        channels = channels_of(self._scanned)
+        fitting = tuple(name for name, taken in here.items() if taken == channels)
+        require(
+            bool(fitting),
+            f"the images have {plural(channels, 'channel')}, and no network on this machine takes them: adapt one with "
+            "`excb-pretrain adapt NAME --data DIR`, and name it",
+        )
+        if others := [name for name in here if name not in fitting]:
+            self._reporter.note(
+                f"left out, for they take images of other channels than {channels}: {', '.join(others)}"
+            )
+        return fitting
 
     def __len__(self) -> int:
         return len(self.images)

@@ -17,11 +17,13 @@ def network_cost(architecture: Architecture, side: int) -> tuple[int, int]:
     import torch
     from torch.utils.flop_counter import FlopCounterMode
 
-    with torch.device("meta"):
-        # Without gradients to follow: the counter would look for them in parameters that modules pass to each other.
+    from excb.networks.backbone import shapes_only
+
+    # Without gradients to follow: the counter would look for them in parameters that modules pass to each other.
+    with shapes_only():
         network = architecture.build().eval().requires_grad_(False)
-        with torch.no_grad(), FlopCounterMode(display=False) as counter:
-            network(torch.zeros(1, 3, side, side))
+    with torch.device("meta"), torch.no_grad(), FlopCounterMode(display=False) as counter:
+        network(torch.zeros(1, 3, side, side))
     return counter.get_total_flops(), sum(parameter.numel() for parameter in network.parameters())
 
 

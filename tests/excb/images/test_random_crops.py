@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable
+from functools import cache
 
 import numpy as np
 import pytest
@@ -33,6 +34,7 @@ def drawn(count: int, size: tuple[int, int], scales: tuple[float, float], ratios
 both_ways = pytest.mark.parametrize("our_boxes", [prepared, drawn])
 
 
+@cache
 def torchvision_boxes(
     count: int, size: tuple[int, int], scales: tuple[float, float], ratios: tuple[float, float]
 ) -> list[Box]:

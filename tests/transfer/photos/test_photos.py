@@ -106,6 +106,18 @@ def test_copies_and_series_are_never_on_both_sides(folder: Path, tmp_path: Path)
     assert len(test) == pytest.approx(0.25 * 38, abs=6)
 
 
+def test_networks_of_other_channels_are_left_out(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    here = {NETWORK: 3, "twelve-bands": 12}
+    monkeypatch.setattr("excb.transfer.photos.photos.networks_here", lambda: here)
+    assert excb.Photos(folder, device="cpu").networks == (NETWORK,)
+    assert "of other channels than 3: twelve-bands" in capsys.readouterr().err
+    del here[NETWORK]
+    with pytest.raises(UserError, match="have 3 channels, and no network on this machine takes them"):
+        excb.Photos(folder, device="cpu", quiet=True)
+
+
 def test_deep_images_have_one_range(folder: Path, tmp_path: Path) -> None:
     """12 bits in files of 16: by the stated range the vectors are those of the 8-bit photographs."""
     here, rows = tmp_path / "deep", labelled(folder, 3)
