@@ -149,7 +149,7 @@ def _experiment(
         out=options.out,
         reporter=reporter,
     )
-    experiment = runner.run(options.networks or networks_here(), required=bool(options.networks))
+    experiment = runner.run(options.networks or tuple(networks_here()), required=bool(options.networks))
     recommendation = recommend(experiment)
     steps = next_steps(experiment, recommendation, choice)
     report = report_of(experiment, recommendation, steps, choice.data)

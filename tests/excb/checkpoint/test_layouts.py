@@ -23,7 +23,7 @@ from excb.hub.loading import load
 from excb.hub.trained_heads import Heads
 from excb.method import ExCB
 from excb.networks.architecture import Architecture
-from excb.networks.backbone import feature_width
+from excb.networks.backbone import Uninitialised, feature_width
 from excb.networks.preprocessing import Preprocessing
 from excb.settings import MethodSettings
 from tests import run_files
@@ -53,9 +53,15 @@ def meta(build: Callable[[], nn.Module]) -> nn.Module:
         return build()
 
 
+def unfilled(build: Callable[..., Any], *args: Any, **named: Any) -> Any:
+    """A network of which every value is loaded: initial ones would take most of the time."""
+    with Uninitialised():  # type: ignore[no-untyped-call, unused-ignore]
+        return build(*args, **named)
+
+
 def headless(name: str) -> nn.Module:
     """torchvision's own network without its classifier: the oracle."""
-    network = torchvision.models.get_model(name)
+    network = unfilled(torchvision.models.get_model, name)
     network.fc = nn.Identity()
     return network
 
@@ -344,7 +350,7 @@ def test_a_real_resnet50() -> None:
     assert len(tensors) == 318
     mapped = map_file(moco(tensors, {}), source=Path("it"), layout="moco")
     assert mapped.architecture == Architecture("resnet50")
-    assert torch.equal(features(Architecture("resnet50").build(), mapped.tensors), features(network, tensors))
+    assert torch.equal(features(unfilled(Architecture("resnet50").build), mapped.tensors), features(network, tensors))
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -353,7 +359,9 @@ def test_a_real_resnet50() -> None:
 
 
 def test_vit_small_of_mocov3_has_twelve_heads() -> None:
-    network = timm.create_model("vit_small_patch16_224", num_classes=0, num_heads=12, dynamic_img_size=True)
+    network = unfilled(
+        lambda: timm.create_model("vit_small_patch16_224", num_classes=0, num_heads=12, dynamic_img_size=True)
+    )
     tensors = random_weights(network, 4)
     assert len(tensors) == 150
     expected = features(network, tensors)
@@ -361,8 +369,8 @@ def test_vit_small_of_mocov3_has_twelve_heads() -> None:
         mapped = map_file(mocov3(tensors, {}), source=Path("it"), architecture=architecture)
         assert mapped.facts["layout"] == "mocov3"
         assert mapped.architecture == Architecture("vit_small", {"num_heads": 12})
-    torch.testing.assert_close(features(mapped.architecture.build(), mapped.tensors), expected)
-    assert not torch.allclose(features(Architecture("vit_small").build(), mapped.tensors), expected, atol=1e-3)
+    torch.testing.assert_close(features(unfilled(mapped.architecture.build), mapped.tensors), expected)
+    assert not torch.allclose(features(unfilled(Architecture("vit_small").build), mapped.tensors), expected, atol=1e-3)
 
 
 @pytest.fixture(scope="module")
@@ -429,7 +437,9 @@ def features_of_heads(small_vit: Tensors) -> dict[int, Tensor]:
     """Outputs of timm's network with these weights, by its number of attention heads."""
     name = "vit_small_patch16_224"
     options: dict[str, Any] = {"num_classes": 0, "dynamic_img_size": True}
-    return {heads: features(timm.create_model(name, num_heads=heads, **options), small_vit) for heads in (6, 12)}
+    return {
+        heads: features(unfilled(timm.create_model, name, num_heads=heads, **options), small_vit) for heads in (6, 12)
+    }
 
 
 @pytest.mark.parametrize("contents", [plain, without_momentum, lightly, solo_learn])
@@ -448,7 +458,7 @@ def test_heads_that_neither_file_nor_layout_states_are_asked_for(
     for heads, expected in features_of_heads.items():
         mapped = map_file(built, source=Path("it"), options={"num_heads": heads})
         assert mapped.architecture == Architecture("vit_small", {"num_heads": heads})
-        torch.testing.assert_close(features(mapped.architecture.build(), mapped.tensors), expected)
+        torch.testing.assert_close(features(unfilled(mapped.architecture.build), mapped.tensors), expected)
     assert not torch.allclose(features_of_heads[6], features_of_heads[12], atol=1e-3)
     exact = map_file(built, source=Path("it"), architecture=Architecture("vit_small"), exact=True)
     assert exact.architecture == Architecture("vit_small")  # as a row of the catalogue means it
@@ -497,11 +507,13 @@ def test_names_in_a_file_that_are_of_other_networks_state_no_heads(small_vit: Te
 
 @pytest.mark.parametrize(("patch", "side"), [(8, 224), (14, 224), (16, 96)])
 def test_vits_of_other_patches_and_images_give_timms_features(patch: int, side: int) -> None:
-    network = timm.create_model("vit_tiny_patch16_224", num_classes=0, patch_size=patch, img_size=side)
+    network = unfilled(
+        lambda: timm.create_model("vit_tiny_patch16_224", num_classes=0, patch_size=patch, img_size=side)
+    )
     tensors = random_weights(network, 4)
     mapped = map_file(dict(tensors), source=Path("it"), options={"num_heads": 3})
     torch.testing.assert_close(
-        features(mapped.architecture.build(), mapped.tensors, side), features(network, tensors, side)
+        features(unfilled(mapped.architecture.build), mapped.tensors, side), features(network, tensors, side)
     )
     assert mapped.preprocessing == Preprocessing(resize=side * 256 // 224, crop=side)
 
@@ -623,7 +635,7 @@ def metas_dinov2(tensors: Tensors, registers: int) -> Tensors:
 @pytest.mark.parametrize(("name", "registers"), [("vit_small_patch14_dinov2", 0), ("vit_small_patch14_reg4_dinov2", 4)])
 @pytest.mark.parametrize("chunks", [False, True])
 def test_metas_own_names_of_dinov2(name: str, registers: int, chunks: bool) -> None:
-    network = timm.create_model(name, num_classes=0, img_size=56, dynamic_img_size=True)
+    network = unfilled(timm.create_model, name, num_classes=0, img_size=56, dynamic_img_size=True)
     tensors = random_weights(network, 4)
     theirs = metas_dinov2(tensors, registers)
     contents: Contents = dict(theirs)
@@ -634,7 +646,7 @@ def test_metas_own_names_of_dinov2(name: str, registers: int, chunks: bool) -> N
     own = {} if registers else {"position_interpolation": "dino"}  # with registers the authors antialias, as timm does
     assert mapped.architecture == Architecture(f"timm:{name}", {"img_size": 56} | own)
     torch.testing.assert_close(
-        features(mapped.architecture.build(), mapped.tensors, 56), features(network, tensors, 56)
+        features(unfilled(mapped.architecture.build), mapped.tensors, 56), features(network, tensors, 56)
     )
     assert mapped.preprocessing == Preprocessing(resize=256, crop=224, interpolation="bicubic")  # whichever door
 
@@ -657,14 +669,16 @@ def metas_dinov3(tensors: Tensors, *, mask: bool = True) -> Tensors:
 
 def test_metas_own_names_of_dinov3() -> None:
     name = "vit_small_patch16_dinov3_qkvb"
-    network = timm.create_model(name, num_classes=0, global_pool="token")
+    network = unfilled(timm.create_model, name, num_classes=0, global_pool="token")
     tensors = random_weights(network, 4)
     theirs = metas_dinov3(tensors)
     assert len({key for key in theirs if "gamma" in key or "storage" in key}) == 25
     for contents in (theirs, metas_dinov3(tensors, mask=False)):
         mapped = map_file(contents, source=Path("it"))
         assert mapped.architecture == Architecture(f"timm:{name}", {"global_pool": "token"})  # timm's own is an average
-        torch.testing.assert_close(features(mapped.architecture.build(), mapped.tensors), features(network, tensors))
+        torch.testing.assert_close(
+            features(unfilled(mapped.architecture.build), mapped.tensors), features(network, tensors)
+        )
     for changed in (
         {"rope_embed.periods": 50 ** (torch.arange(16) / 16)},
         {"blocks.3.attn.qkv.bias_mask": torch.ones(1152)},
@@ -719,7 +733,7 @@ def test_stems_of_cifar_ask_for_their_padding(padding: int, kuangliu: bool) -> N
             map_file(contents, source=Path("it"), architecture=architecture)
     mapped = map_file(contents, source=Path("it"), options={"stem_padding": padding})
     assert mapped.architecture == Architecture("resnet18_cifar", {"stem_padding": padding})
-    assert torch.equal(features(mapped.architecture.build(), mapped.tensors), features(network, tensors))
+    assert torch.equal(features(unfilled(mapped.architecture.build), mapped.tensors), features(network, tensors))
     assert mapped.preprocessing == Preprocessing(32, 32)
     with pytest.raises(CoverageError, match=r"wrong --arch: these are tensors of resnet18_cifar"):
         map_file(contents, source=Path("it"), architecture=Architecture("resnet18"))
