@@ -1,4 +1,4 @@
-"""What `excb-pretrain adapt` does to a trained network on unlike sets: before and after, by test images it never saw.
+"""Networks before and after `excb-pretrain adapt` on unlike sets, by test images that neither saw.
 
 Run: python -m benchmarks.adapting OUT SET [SET ...] [--arms default gentle ...] [--seeds 0 1 2] [--network mobilenetv2]
 SET has train/ and test/ with one folder per class. A run trains on about --passes images, repeated ones

@@ -134,7 +134,7 @@ def surveyed(images: Any, declared: Pixels | None = None, *, name: str = "", col
     )
 
 
-def channels_of(images: Any) -> int:
+def common_channels(images: Any) -> int:
     """How many channels the images of a set have, by headers alone.
 
     Raises:

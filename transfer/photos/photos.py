@@ -17,7 +17,7 @@ from excb.hub.resolve import networks_here
 from excb.images.image_set import Images
 from excb.images.scanning import scan_folder
 from excb.images.subset import Subset
-from excb.images.survey import channels_of
+from excb.images.survey import common_channels
 from excb.ledger import Ledger, LedgerEntry
 
 from ..embeddings.computing import compute, open_embedding
@@ -110,7 +110,7 @@ class Photos:
         require(
             bool(here), "no network is on this machine: fetch one with `excb-zoo pull mobilenetv2` (9 MB), or name some"
         )
-        channels = channels_of(self._scanned)
+        channels = common_channels(self._scanned)
         fitting = tuple(name for name, taken in here.items() if taken == channels)
         require(
             bool(fitting),
