@@ -15,6 +15,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from excb.errors import UserError
+from excb.files.locks import MOMENTS, acquire
 
 
 def check_writable_folder(folder: Path) -> None:
@@ -68,7 +69,7 @@ def write_bytes(contents: bytes, file: Path, *, advice: str = "") -> None:
 
 
 @contextmanager
-def locked(file: Path, *, advice: str = "") -> Iterator[None]:
+def locked(file: Path, *, advice: str = "", patience: float = MOMENTS) -> Iterator[None]:
     """Let one process after the other read a file, change what it says and write it again.
 
     The system releases the lock however its process ends. What holds it stays beside the file, empty.
@@ -76,16 +77,13 @@ def locked(file: Path, *, advice: str = "") -> Iterator[None]:
     Args:
         file: which need not exist yet; its folder is made.
         advice: for the message, if it cannot be locked.
+        patience: seconds to wait for another process.
 
     Raises:
-        UserError: it cannot be locked.
+        UserError: it cannot be locked, or another process holds it for so long.
     """
-    from filelock import FileLock
-
-    lock = FileLock(lock_of(file))
     try:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        lock.acquire()
+        lock = acquire(lock_of(file), f"changes {file.name}", patience=patience)
     except (OSError, NotImplementedError) as error:
         raise UserError(f"cannot write {file}: {error}{advice and f'; {advice}'}") from None
     try:
