@@ -1,6 +1,5 @@
 """Features cached on disk in shards: addressed by everything they depend on, written atomically, checked when read."""
 
-import json
 import shutil
 import time
 import zlib
@@ -17,7 +16,7 @@ from torch import Tensor
 from excb.errors import UserError, require
 from excb.features.listing import META
 from excb.files import json_text, npy
-from excb.files.atomic import lock_of, new_file, write_text
+from excb.files.atomic import lock_of, new_file
 from excb.files.foreign import read_bytes
 from excb.files.locks import STALLED as STALLED_SECONDS
 from excb.files.locks import acquire
@@ -231,7 +230,7 @@ class FeatureStore:
             UserError: the disk is full or the folder cannot be written.
         """
         if images:
-            write_text(json.dumps([*images]), self.folder / CLIPPED, advice=_ADVICE)
+            json_text.write([*images], self.folder / CLIPPED, indent=None, advice=_ADVICE)
 
     def clipped(self) -> list[int]:
         """The numbers that `write_clipped` kept; none where the file is damaged."""
@@ -272,7 +271,7 @@ class FeatureStore:
         return kept
 
     def _write_checksums(self) -> None:
-        write_text(json.dumps(self._written), self.folder / CHECKSUMS, advice=_ADVICE)
+        json_text.write(self._written, self.folder / CHECKSUMS, indent=None, advice=_ADVICE)
 
     def _part(self, number: int) -> Path:
         return self.folder / f"{number:05}.part.npz"
@@ -289,7 +288,7 @@ class FeatureStore:
             "crc32": [self._written[number] for number in range(len(self._shards))],
             "made_from": description,
         }
-        write_text(json.dumps(meta, indent=2), self.folder / META, advice=_ADVICE)
+        json_text.write(meta, self.folder / META, advice=_ADVICE)
         (self.folder / CHECKSUMS).unlink(missing_ok=True)
 
     def open(self) -> CachedFeatures:

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from excb.errors import UserError
+from excb.errors import UserError, first_line
 from excb.files.locks import MOMENTS, acquire
 
 
@@ -60,6 +60,16 @@ def write_text(text: str, file: Path, *, advice: str = "") -> None:
     Bytes of file names that are not UTF-8 are written as they are.
     """
     write_bytes(text.encode("utf-8", "surrogateescape"), file, advice=advice)
+
+
+@contextmanager
+def read_again(file: Path) -> Iterator[None]:
+    """Run a reader on what will be `file`, before anything is replaced. Raises UserError if it fails."""
+    try:
+        yield
+    except (LookupError, OSError, TypeError, UserError, ValueError) as error:
+        reason = first_line(error)
+        raise UserError(f"{file} is not written, since it could not be read again ({reason}): report this") from None
 
 
 def write_bytes(contents: bytes, file: Path, *, advice: str = "") -> None:

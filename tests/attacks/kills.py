@@ -206,7 +206,7 @@ def count(name: str, sound: Path, kills: int, work: Path, seed: int) -> Count:
         return fork(partial(call, words, sound, place), work / f"{slug}.log", patience=patience, killing=killing)
 
     found, seconds = list[dict[str, str]](), 0.0
-    for turn in range(3):
+    for turn in range(2):
         ended = run(place := place_for(work / f"{slug}-undisturbed{turn}", sound))
         if ended.code != 0:
             return Count(0, [f"undisturbed: {ended}"], 0, 0, 0)
@@ -230,7 +230,7 @@ def count(name: str, sound: Path, kills: int, work: Path, seed: int) -> Count:
             faults.append(f"{killing.number.name} after {killing.after:.2f} s in {place}: {wrong}")
         else:
             shutil.rmtree(place)
-    for turn in range(0 if faults else 3):
+    for turn in range(0 if faults else 2):
         shutil.rmtree(work / f"{slug}-undisturbed{turn}")
     return Count(tried, faults, len(names) - len(fixed), len(fixed), seconds)
 
