@@ -44,6 +44,6 @@ def test_nothing_is_written_that_cannot_be_read(tmp_path: Path) -> None:
     json_text.write(odd, file)
     assert json_text.parse(file.read_bytes()) == odd
     before = file.read_bytes()
-    with pytest.raises(UserError, match="not written, since it could not be read again .*more than 64 bits"):
+    with pytest.raises(UserError, match=r"not written, since it could not be read again .*more than 64 bits"):
         json_text.write({"a": 2**64}, file)
     assert (file.read_bytes(), list(tmp_path.iterdir())) == (before, [file])
