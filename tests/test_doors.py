@@ -42,6 +42,7 @@ DOORS = {
     # Files of the system or of this package.
     "excb/distributed/launcher.py": "/proc",
     "excb/distributed/machine.py": "/proc and /sys",
+    "excb/files/locks.py": "/proc",
     "excb/pages/frame.py": "templates of this package",
     "excb/report.py": "/proc",
     "pretrain/doctor/accelerator.py": "/proc",

@@ -92,9 +92,7 @@ class Result:
         if place.suffix != ".json":
             raise UserError(f"{place}: a result is saved to a file that ends in .json; its other files stand beside it")
         if self.write is None:
-            from excb.files.atomic import write_text
-
-            write_text(self.record.to_json() + "\n", place)
+            self.record.write(place)
             return [place]
         return self.write(self.record, place)
 

@@ -243,7 +243,7 @@ def _describe(
         block["untested"] = " ".join(untested.split())
     write_text(json.dumps(config, indent=2, allow_nan=False) + "\n", folder / exported.CONFIG)
     for name, result in results.items():
-        write_text(result.to_json() + "\n", folder / exported.RESULTS / f"{name}.json")
+        result.write(folder / exported.RESULTS / f"{name}.json")
         if (entries := eval_results(result, repo=repo)) is not None:
             write_text(entries, folder / exported.EVAL_RESULTS / f"{name}.yaml")
     write_text(card(folder, list(results.values())), folder / exported.CARD)

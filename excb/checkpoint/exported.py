@@ -15,7 +15,7 @@ from excb.checkpoint.stored import Stored
 from excb.checkpoint.teachers import TEACHERS
 from excb.errors import UserError
 from excb.files import json_text, records
-from excb.files.atomic import new_folder
+from excb.files.atomic import new_folder, read_again
 from excb.files.foreign import open_file, read_text
 from excb.files.records import Field, integer, number, optional, record_of, table, text
 from excb.files.tensors import read_tensors
@@ -102,6 +102,9 @@ def write_exported(
             "sha256": {file.name: sha256_of(file) for file in sorted(unfinished.glob("*.safetensors"))},
         }
         (unfinished / CONFIG).write_text(json.dumps(config, indent=2, allow_nan=False) + "\n", encoding="utf-8")
+        with read_again(target):
+            read(unfinished)
+            read_part(unfinished, HEADS)
     return folder
 
 

@@ -31,7 +31,7 @@ from excb.distributed.collectives import join_store, world_size
 from excb.distributed.heartbeat import watched
 from excb.distributed.launcher import LOST, check_environment, exit_at_once, started_together, whole_number
 from excb.distributed.machine import choose_device
-from excb.errors import UserError, is_rank0, print_error
+from excb.errors import UserError, first_line, is_rank0, print_error
 
 # What gloo and NCCL report when the other side is gone.
 _LOST_WORDS = ("Connection closed by peer", "Connection reset by peer", "ncclRemoteError", "remote process exited")
@@ -78,8 +78,7 @@ def joined(device: str, *, stay: bool = False) -> Iterator[torch.device]:
     try:
         dist.init_process_group(backend, timeout=TIMEOUT, device_id=place if place.type == "cuda" else None)
     except (ValueError, dist.DistError) as error:
-        reason = str(error).splitlines()[0]
-        raise UserError(f"this process cannot join the others ({reason}): start it with --gpus N or torchrun") from None
+        raise _refusal(error) from None
     if stay:
         atexit.register(_leave)
         yield place
@@ -95,6 +94,16 @@ def joined(device: str, *, stay: bool = False) -> Iterator[torch.device]:
             raise LostProcessError(str(error).splitlines()[0]) from None
         raise
     dist.destroy_process_group()  # not after other errors, when it would wait for lost processes
+
+
+def _refusal(error: Exception) -> UserError:
+    text = str(error)
+    if "EADDRINUSE" in text or "address already in use" in text.lower():
+        return UserError(
+            f"port {os.environ['MASTER_PORT']} of this machine is taken, perhaps by another run: set MASTER_PORT, or "
+            "torchrun's --master-port, to another one"
+        )
+    return UserError(f"this process cannot join the others ({first_line(error)}): start it with --gpus N or torchrun")
 
 
 def _check_store(host: str, port: int) -> None:

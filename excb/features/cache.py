@@ -1,6 +1,5 @@
 """Features cached on disk in shards: addressed by everything they depend on, written atomically, checked when read."""
 
-import json
 import shutil
 import time
 import zlib
@@ -11,19 +10,19 @@ from typing import Any
 
 import numpy as np
 import torch
-from filelock import BaseFileLock, FileLock, Timeout
+from filelock import BaseFileLock
 from torch import Tensor
 
 from excb.errors import UserError, require
 from excb.features.listing import META
 from excb.files import json_text, npy
-from excb.files.atomic import lock_of, new_file, write_text
+from excb.files.atomic import lock_of, new_file
 from excb.files.foreign import read_bytes
+from excb.files.locks import STALLED as STALLED_SECONDS
+from excb.files.locks import acquire
 
 SHARD_BYTES = 64 * 2**20
 KEEP_SECONDS = 10.0  # at most so often, the rows of an unfinished shard are kept
-STALLED_SECONDS = 1800.0  # without a new row of the process that is waited for, which may time a batch size first
-ASK_SECONDS = 2.0  # between two looks at it
 CLIPPED = "clipped.json"  # numbers of the images with values outside their set's range
 SRGB = "srgb"  # an empty file: these features honour the images' colour profiles
 CHECKSUMS = "checksums.json"  # of the shards that are there, until meta.json has them
@@ -162,24 +161,15 @@ class FeatureStore:
         Raises:
             UserError: the other process has written nothing for `STALLED_SECONDS`.
         """
-        lock = FileLock(lock_of(self.folder))
         try:
-            self.folder.parent.mkdir(parents=True, exist_ok=True)
-            try:
-                return lock.acquire(blocking=False).lock
-            except Timeout:
-                note(f"another process computes the same features, in {self.folder}: waiting for it")
-            changed, since = self._changed(), time.monotonic()
-            while True:
-                with suppress(Timeout):
-                    return lock.acquire(timeout=ASK_SECONDS).lock
-                if (now := self._changed()) != changed:
-                    changed, since = now, time.monotonic()
-                elif time.monotonic() - since > STALLED_SECONDS:
-                    raise UserError(
-                        f"another process computes the features in {self.folder}, and has written nothing for "
-                        f"{STALLED_SECONDS / 60:.0f} minutes: stop it, or {_ADVICE}"
-                    )
+            return acquire(
+                lock_of(self.folder),
+                f"computes the same features, in {self.folder}",
+                advance=self._changed,
+                patience=STALLED_SECONDS,
+                note=note,
+                advice=_ADVICE,
+            )
         except (OSError, NotImplementedError):
             return None
 
@@ -240,7 +230,7 @@ class FeatureStore:
             UserError: the disk is full or the folder cannot be written.
         """
         if images:
-            write_text(json.dumps([*images]), self.folder / CLIPPED, advice=_ADVICE)
+            json_text.write([*images], self.folder / CLIPPED, indent=None, advice=_ADVICE)
 
     def clipped(self) -> list[int]:
         """The numbers that `write_clipped` kept; none where the file is damaged."""
@@ -281,7 +271,7 @@ class FeatureStore:
         return kept
 
     def _write_checksums(self) -> None:
-        write_text(json.dumps(self._written), self.folder / CHECKSUMS, advice=_ADVICE)
+        json_text.write(self._written, self.folder / CHECKSUMS, indent=None, advice=_ADVICE)
 
     def _part(self, number: int) -> Path:
         return self.folder / f"{number:05}.part.npz"
@@ -298,7 +288,7 @@ class FeatureStore:
             "crc32": [self._written[number] for number in range(len(self._shards))],
             "made_from": description,
         }
-        write_text(json.dumps(meta, indent=2), self.folder / META, advice=_ADVICE)
+        json_text.write(meta, self.folder / META, advice=_ADVICE)
         (self.folder / CHECKSUMS).unlink(missing_ok=True)
 
     def open(self) -> CachedFeatures:

@@ -14,7 +14,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from excb.errors import UserError
+from excb.errors import UserError, first_line
+from excb.files.locks import MOMENTS, acquire
 
 
 def check_writable_folder(folder: Path) -> None:
@@ -61,6 +62,16 @@ def write_text(text: str, file: Path, *, advice: str = "") -> None:
     write_bytes(text.encode("utf-8", "surrogateescape"), file, advice=advice)
 
 
+@contextmanager
+def read_again(file: Path) -> Iterator[None]:
+    """Run a reader on what will be `file`, before anything is replaced. Raises UserError if it fails."""
+    try:
+        yield
+    except (LookupError, OSError, TypeError, UserError, ValueError) as error:
+        reason = first_line(error)
+        raise UserError(f"{file} is not written, since it could not be read again ({reason}): report this") from None
+
+
 def write_bytes(contents: bytes, file: Path, *, advice: str = "") -> None:
     """Write a file, with the arguments and errors of `new_file`. Of several writers the last one wins."""
     with new_file(file, advice=advice) as partial:
@@ -68,7 +79,7 @@ def write_bytes(contents: bytes, file: Path, *, advice: str = "") -> None:
 
 
 @contextmanager
-def locked(file: Path, *, advice: str = "") -> Iterator[None]:
+def locked(file: Path, *, advice: str = "", patience: float = MOMENTS) -> Iterator[None]:
     """Let one process after the other read a file, change what it says and write it again.
 
     The system releases the lock however its process ends. What holds it stays beside the file, empty.
@@ -76,16 +87,13 @@ def locked(file: Path, *, advice: str = "") -> Iterator[None]:
     Args:
         file: which need not exist yet; its folder is made.
         advice: for the message, if it cannot be locked.
+        patience: seconds to wait for another process.
 
     Raises:
-        UserError: it cannot be locked.
+        UserError: it cannot be locked, or another process holds it for so long.
     """
-    from filelock import FileLock
-
-    lock = FileLock(lock_of(file))
     try:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        lock.acquire()
+        lock = acquire(lock_of(file), f"changes {file.name}", patience=patience)
     except (OSError, NotImplementedError) as error:
         raise UserError(f"cannot write {file}: {error}{advice and f'; {advice}'}") from None
     try:

@@ -3,8 +3,10 @@
 import json
 import math
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
+from excb.files.atomic import read_again, write_text
 from excb.files.foreign import check_memory
 
 LEAST, MOST = -(2**63), 2**64 - 1  # whole numbers of 64 bits, signed and unsigned
@@ -15,7 +17,13 @@ _BUILT = {"[": 88, "{": 248, ",": 40}
 _TIMES = 10  # this many times `memory_limit` may be built: it is a bound, and most texts stay far below it
 
 
-def parse(text: str | bytes, *, parse_constant: Callable[[str], Any] | None = None, bounded: bool = True) -> Any:
+def parse(
+    text: str | bytes,
+    *,
+    parse_constant: Callable[[str], Any] | None = None,
+    bounded: bool = True,
+    large: bool = False,
+) -> Any:
     """The value of a JSON text.
 
     Args:
@@ -23,17 +31,33 @@ def parse(text: str | bytes, *, parse_constant: Callable[[str], Any] | None = No
         parse_constant: converts NaN and the infinities, which are not JSON; Python's own floats if None.
         bounded: refuse numbers that do not fit 64 bits, with which arithmetic would fail later. The check of each
             takes time that matters for millions.
+        large: the text may fill the memory, as one that this program made.
 
     Raises:
         ValueError: it is not JSON, is nested too deeply, holds such a number, or would fill the memory.
     """
-    if len(text) > _LARGE:
+    if len(text) > _LARGE and not large:
         check_memory(_built(text) / _TIMES)
     hooks: dict[str, Any] = {"parse_int": _whole, "parse_float": _finite} if bounded else {}
     try:
         return json.loads(text, parse_constant=parse_constant, **hooks)
     except RecursionError:
         raise ValueError("its values are nested too deeply") from None
+
+
+def write(values: Any, file: Path, *, indent: int | None = 2, advice: str = "") -> None:
+    """Write plain values that `parse` reads, with the arguments and errors of `atomic.new_file`.
+
+    Args:
+        values: of dictionaries, lists and scalars.
+        file: the file.
+        indent: of inner values, None for one line.
+        advice: for the message, if it cannot be written.
+    """
+    text = json.dumps(values, indent=indent) + "\n"
+    with read_again(file):
+        parse(text, large=True)
+    write_text(text, file, advice=advice)
 
 
 def _built(text: str | bytes) -> int:

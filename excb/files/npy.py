@@ -6,7 +6,7 @@ import tokenize
 import warnings
 import zipfile
 import zlib
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
@@ -29,8 +29,8 @@ def unwarned() -> Iterator[None]:
         yield
 
 
-def read_npz(source: Path | bytes) -> dict[str, np.ndarray]:
-    """The arrays of an .npz file, or of its bytes, by name; their checksums hold.
+def read_npz(source: Path | bytes, but: Collection[str] = ()) -> dict[str, np.ndarray]:
+    """The arrays of an .npz file, or of its bytes, by name, but for some; their checksums hold.
 
     Raises:
         OSError: it cannot be read.
@@ -41,7 +41,7 @@ def read_npz(source: Path | bytes) -> dict[str, np.ndarray]:
             check_memory(sum(entry.file_size for entry in archive.infolist() if entry.compress_type))
         stream.seek(0)
         with np.load(stream, allow_pickle=False) as arrays:
-            return {name: arrays[name] for name in arrays.files}
+            return {name: arrays[name] for name in arrays.files if name not in but}
 
 
 def read_npy(stream: IO[bytes]) -> np.ndarray:

@@ -1,5 +1,6 @@
 """Parquet tables of any origin, read whole, with pyarrow's errors as ValueErrors."""
 
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +18,8 @@ def require_pyarrow(advice: str = "") -> tuple[Any, Any]:
     return pyarrow, parquet
 
 
-def read_parquet(file: Path, advice: str = "") -> Any:
-    """The table of a file, a `pyarrow.Table`; the metadata of its schema are those at the file's end.
+def read_parquet(file: Path, advice: str = "", but: Collection[str] = ()) -> Any:
+    """The table of a file but for some columns, a `pyarrow.Table`; its metadata are those at the file's end.
 
     Raises:
         OSError: it cannot be read.
@@ -32,5 +33,6 @@ def read_parquet(file: Path, advice: str = "") -> Any:
         groups = (facts.row_group(number) for number in range(facts.num_row_groups))
         check_memory(sum(group.total_byte_size for group in groups) - file.stat().st_size)
         check_memory(facts.num_rows * facts.num_columns)  # values that repeat take no room in the file
-        table = opened.read()
+        names = [name for name in opened.schema_arrow.names if name not in but]
+        table = opened.read(columns=names if but else None)
         return table.replace_schema_metadata({**(table.schema.metadata or {}), **(facts.metadata or {})})

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from excb.console import Reporter
 from excb.errors import UserError
+from excb.files.locks import STALLED, acquire
 from excb.remote.download import browser_download, download
 from excb.remote.hashes import WRONG, hashes_of, parse_digest, verify_hash
 from excb.remote.hf_repository import offline
@@ -70,18 +71,17 @@ def _finished(folder: Path, key: str) -> Path | None:
 
 @contextmanager
 def _alone(lock: Path, reporter: Reporter, name: str) -> Iterator[None]:
-    """Hold a lock, which the system releases when its process ends."""
-    from filelock import FileLock, Timeout
-
-    held = FileLock(lock)
+    """Hold a lock, which the system releases when its process ends. Raises UserError where another one is stuck."""
+    part = lock.with_suffix(".part")
     try:
-        lock.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            held.acquire(timeout=0)
-        except Timeout:
-            reporter.note(f"{name}: another process is fetching it, waiting for that")
-            held.acquire()
-    except OSError as error:
+        held = acquire(
+            lock,
+            f"fetches {name}",
+            advance=lambda: part.stat().st_size if part.exists() else 0,
+            patience=STALLED,
+            note=reporter.note,
+        )
+    except (OSError, NotImplementedError) as error:
         raise UserError(f"cannot write {lock} ({error}): name a folder elsewhere in {VARIABLE}") from None
     try:
         yield

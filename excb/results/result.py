@@ -13,6 +13,7 @@ from typing import Any
 
 from excb.errors import UserError
 from excb.files import json_text
+from excb.files.atomic import read_again, write_text
 from excb.files.foreign import read_text
 from excb.ledger import NOTHING, Ledger
 from excb.results import rules
@@ -108,6 +109,13 @@ class ResultRecord:
         }
         source = folder_name(str(self.checkpoint.get("source", "")))
         return replace(self, data=data, checkpoint=self.checkpoint | {"source": source})
+
+    def write(self, file: Path) -> None:
+        """Write the file that `read` reads. Raises UserError if it cannot be written, or could not be read."""
+        text = self.to_json()
+        with read_again(file):
+            self.from_json(text)
+        write_text(text + "\n", file)
 
     @classmethod
     def read(cls, file: Path) -> "ResultRecord":

@@ -107,6 +107,7 @@ def _experiment(
     reporter: Reporter,
 ) -> int:
     from excb.distributed.workers import worker_count
+    from excb.files import json_text
     from excb.files.atomic import write_text
     from excb.hub.resolve import networks_here, resolve
     from excb.images.pixels import pixels_of
@@ -153,7 +154,7 @@ def _experiment(
     recommendation = recommend(experiment)
     steps = next_steps(experiment, recommendation, choice)
     report = report_of(experiment, recommendation, steps, choice.data)
-    write_text(json.dumps(report, indent=2), options.out / "choose.json")
+    json_text.write(report, options.out / "choose.json")
     page = options.out / "choose.html"
     write_text(render_choice(experiment, recommendation, steps, choice.data), page)
     if options.json:

@@ -2,7 +2,6 @@
 
 import fcntl
 import itertools
-import json
 import os
 import weakref
 from collections.abc import Callable, Iterator
@@ -20,7 +19,6 @@ from excb.console import plural
 from excb.distributed.collectives import world_size
 from excb.errors import UserError, require
 from excb.files import json_text
-from excb.files.atomic import write_text
 from excb.files.foreign import read_bytes
 from excb.files.run_files import METRICS, RECIPE, REPORT
 from excb.images.image_set import Images, clipped_ledger, ledger_of
@@ -103,9 +101,7 @@ class RunFolder:
             self._mirror.receive()
         if extends:
             self._reopen(recipe.steps_per_epoch(len(images)))
-        write_text(
-            json.dumps({"excb_version": __version__, "recipe": recipe.to_dict(), "data": data}, indent=2) + "\n", file
-        )
+        json_text.write({"excb_version": __version__, "recipe": recipe.to_dict(), "data": data}, file)
         if self._mirror is not None:
             self._mirror.claim(RECIPE)
 
@@ -219,7 +215,7 @@ class RunFolder:
 
     def report(self, figures: dict[str, Any]) -> None:
         """Write `report.json`."""
-        write_text(json.dumps(figures, indent=2) + "\n", self.path / REPORT)
+        json_text.write(figures, self.path / REPORT)
 
 
 def stored_recipe(folder: Path) -> bytes | None:

@@ -20,7 +20,6 @@ from excb.distributed.machine import choose_device
 from excb.distributed.workers import worker_count
 from excb.errors import UserError
 from excb.files import json_text
-from excb.files.atomic import write_text
 from excb.files.foreign import read_text
 from excb.files.records import anything, count, line, number, record_of, table, table_of
 from excb.files.run_files import RECIPE, REPORT
@@ -204,7 +203,7 @@ def run_cell(job: CellRun, sets: ImageSets, reporter: Reporter) -> int:
         "environment": environment() | {"threads": torch.get_num_threads(), "trained_on": device.type},
         "recipe": recipe.to_dict(),
     } | ({"ledger": found.to_dict()} if found else {})
-    write_text(json.dumps(contents, indent=2) + "\n", job.folder / FILE)
+    json_text.write(contents, job.folder / FILE)
     return 0
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from excb.console import Reporter, plural
 from excb.distributed.collectives import run_on_rank0
-from excb.files.atomic import write_bytes, write_text
+from excb.files.atomic import write_bytes
 from excb.images.image_set import Images
 from excb.results.result import ResultRecord
 
@@ -63,7 +63,7 @@ class ClusterFiles:
         result = replace(result, predictions={"file": files.TABLE, "sha256": hashlib.sha256(table).hexdigest()})
         for file, packed in written.items():
             write_bytes(packed, folder / file)
-        write_text(result.to_json() + "\n", folder / files.RESULT)  # last: the files that it names exist
+        result.write(folder / files.RESULT)  # last: the files that it names exist
         return [folder / file for file in (files.RESULT, *written)]
 
     def _atlas(self, result: ResultRecord) -> str:

@@ -1,7 +1,6 @@
 """Clean copies of annotation files, with all that was changed, by reason and with counts."""
 
 import hashlib
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,7 +8,7 @@ from typing import Any
 
 from excb.console import plural
 from excb.errors import require
-from excb.files.atomic import write_text
+from excb.files import json_text
 
 from . import faults
 from .annotations import REPAIRED, Annotation
@@ -79,7 +78,7 @@ def repaired(
 def write(made: Sequence[tuple[dict[str, Any], Repair]]) -> None:
     """Write the copies, atomically. Raises UserError where one cannot be written."""
     for contents, repair in made:
-        write_text(json.dumps(contents, ensure_ascii=False, allow_nan=False) + "\n", repair.target)
+        json_text.write(contents, repair.target, indent=None)
 
 
 class _Read:

@@ -62,7 +62,7 @@ class DenseFiles:
             write_bytes(self._picture(), files[-1])
         digest = hashlib.sha256(text.encode()).hexdigest()
         result = replace(result, predictions={"file": areas.name, "sha256": digest})
-        write_text(result.to_json() + "\n", file)  # last: the files that it names exist
+        result.write(file)  # last: the files that it names exist
         return files
 
     def _areas(self) -> dict[str, Any]:

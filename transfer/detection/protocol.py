@@ -13,7 +13,7 @@ from excb.distributed.collectives import run_on_rank0
 from excb.distributed.signals import StopRequest
 from excb.errors import UserError
 from excb.files import json_text
-from excb.files.atomic import write_bytes, write_text
+from excb.files.atomic import write_bytes
 from excb.files.foreign import read_bytes, read_text
 from excb.images.pixels import EIGHT_BIT
 from excb.results.result import ResultRecord
@@ -52,7 +52,7 @@ def measure(task: DetectionTask, options: DetectionOptions, reporter: Reporter) 
     if is_new and options.checks_first:
         run_on_rank0(lambda: preflight(engine, job))
     if is_new:
-        run_on_rank0(lambda: write_text(json.dumps(identity, indent=2) + "\n", job.folder / IDENTITY))
+        run_on_rank0(lambda: json_text.write(identity, job.folder / IDENTITY))
     with StopRequest() as stop:
         if not engine.train_detector(job, stop):
             if stop.received is not None:
@@ -133,7 +133,7 @@ def _report(
         notes=notes,
         predictions=predictions,
     )
-    write_text(result.to_json() + "\n", job.folder / RESULT)
+    result.write(job.folder / RESULT)
     job.reporter.note(f"wrote {job.folder / RESULT}, {PREDICTIONS} and {pictures[-1]}")
     return result
 
@@ -150,5 +150,5 @@ def _copy(folder: Path, result: ResultRecord, file: Path) -> list[Path]:
 def _copy_result(folder: Path, result: ResultRecord, file: Path) -> list[Path]:
     beside = file.with_name(f"{file.name.removesuffix('.json')}.predictions.json")
     write_bytes(read_bytes(folder / PREDICTIONS), beside)
-    write_text(replace(result, predictions=result.predictions | {"file": beside.name}).to_json() + "\n", file)
+    replace(result, predictions=result.predictions | {"file": beside.name}).write(file)
     return [file, beside]

@@ -1,6 +1,5 @@
 """Embeddings for other programs: a FAISS index, and as maps and exports take them, with their labels."""
 
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -10,7 +9,8 @@ import torch
 
 from excb.console import plural
 from excb.errors import UserError, require
-from excb.files.atomic import new_file, write_text
+from excb.files import json_text
+from excb.files.atomic import new_file
 from excb.neighbours.backends import import_faiss
 
 from ..exports.exported_images import ExportedImages
@@ -72,7 +72,7 @@ def write_index(made: Vectors, file: Path) -> list[Path]:
     with new_file(file, advice="name another file") as temporary:
         faiss.write_index(index, str(temporary))
     names = file.with_name(f"{file.name}.json")
-    write_text(json.dumps(made.describe() | {"paths": list(made.paths)}, indent=1) + "\n", names)
+    json_text.write(made.describe() | {"paths": list(made.paths)}, names, indent=1)
     return [file, names]
 
 

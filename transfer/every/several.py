@@ -14,7 +14,7 @@ from excb.console import Reporter
 from excb.distributed.collectives import run_on_rank0
 from excb.errors import UserError
 from excb.files import json_text
-from excb.files.atomic import write_bytes, write_text
+from excb.files.atomic import write_bytes
 from excb.files.foreign import read_bytes
 from excb.networks.backbone import check_resolution, weights_hash
 from excb.networks.preprocessing import Preprocessing
@@ -152,7 +152,7 @@ def _cost(task: Task, folder: Path) -> cost.Cost:
     except (OSError, ValueError, LookupError, TypeError):
         pass  # measured anew
     measured = cost.cost_of(task)
-    write_text(json.dumps({"identity": identity, "cost": measured.to_dict()}, indent=2) + "\n", file)
+    json_text.write({"identity": identity, "cost": measured.to_dict()}, file)
     return measured
 
 

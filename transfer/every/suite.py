@@ -13,7 +13,6 @@ from excb.distributed.collectives import run_on_rank0
 from excb.errors import UserError, is_rank0, nearest_name
 from excb.features.extraction import files_hash
 from excb.files import json_text
-from excb.files.atomic import write_text
 from excb.files.foreign import read_bytes, read_text
 from excb.networks.backbone import weights_hash
 from excb.option_parser import of_words, to_words
@@ -237,7 +236,7 @@ def _result(file: Path) -> ResultRecord | None:
 
 def _remember(step: PlannedStep, folder: Path) -> None:
     records = _state(folder) | {step.name: identity(step) | {"sha256": _digest(folder / f"{step.name}.json")}}
-    write_text(json.dumps(records, indent=2) + "\n", folder / STATE)
+    json_text.write(records, folder / STATE)
 
 
 def _state(folder: Path) -> dict[str, Any]:

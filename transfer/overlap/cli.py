@@ -97,7 +97,7 @@ def _answer(shell: Shell, audited: "Audit", reporter: Reporter) -> None:
             page = render_audit(audited, progress=bar.advance)
         write_text(audited.to_csv(), listed)
         write_text(page, shown_page)
-        write_text(audited.result.to_json() + "\n", shell.out)
+        audited.result.write(shell.out)
         reporter.note(f"wrote {shell.out}, {listed}, {shown_page}")
     if shell.json:
         pairs = [audited.describe(pair) for pair in audited.pairs]

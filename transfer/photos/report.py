@@ -2,13 +2,13 @@
 
 import csv
 import io
-import json
 from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
 
 from excb.console import Reporter, plural
 from excb.errors import require
+from excb.files import json_text
 from excb.files.atomic import check_writable_folder, write_text
 from excb.files.cells import path_cell, text_cell
 from excb.images.image_set import Images
@@ -46,7 +46,7 @@ def write_findings(findings: Findings, out: Path, reporter: Reporter) -> list[Pa
         page = render_photos(findings, progress=bar.advance)
     write_text(page, out / PAGE)
     write_text(_table(findings), out / TABLE)
-    write_text(json.dumps(findings.to_dict(), indent=2) + "\n", out / JSON)
+    json_text.write(findings.to_dict(), out / JSON)
     return [out / PAGE, out / TABLE, out / JSON]
 
 

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 from excb.distributed.collectives import run_on_rank0
 from excb.errors import UserError
 from excb.files import npy
-from excb.files.atomic import write_bytes, write_text
+from excb.files.atomic import read_again, write_bytes
 from excb.files.foreign import read_bytes
 from excb.inference import statistics
 from excb.inference.basis import stated
@@ -120,11 +120,14 @@ def _write(result: ResultRecord, scored: Packed, file: Path) -> list[Path]:
     stem = file.name.removesuffix(".json")
     arrays, picture = (file.with_name(f"{stem}{end}") for end in (scored.suffix, f".{scored.picture_name}.png"))
     packed, drawn = scored.pack(), scored.picture()
+    with read_again(arrays):
+        unpack = label_scores.unpack_label_scores if scored.suffix == LabelScores.suffix else unpack_predictions
+        unpack(packed)
     result = replace(result, predictions={"file": arrays.name, "sha256": hashlib.sha256(packed).hexdigest()})
     write_bytes(packed, arrays)
     if drawn is not None:
         write_bytes(drawn, picture)
-    write_text(result.to_json() + "\n", file)  # last: the files that it names exist
+    result.write(file)  # last: the files that it names exist
     return [file, arrays] if drawn is None else [file, arrays, picture]
 
 

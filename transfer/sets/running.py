@@ -15,7 +15,7 @@ from excb.distributed.collectives import all_succeed, run_on_rank0
 from excb.errors import UserError
 from excb.features.extraction import files_hash, refuse_broken
 from excb.files import npy
-from excb.files.atomic import write_bytes, write_text
+from excb.files.atomic import write_bytes
 from excb.files.foreign import read_bytes
 from excb.images.image_set import Images, clipped_ledger, ledger_of, share_clipped
 from excb.images.pixels import Pixels
@@ -210,7 +210,7 @@ class Sets:
             predictions={"file": arrays.name, "sha256": hashlib.sha256(packed).hexdigest()},
         )
         write_bytes(packed, arrays)
-        write_text(result.to_json() + "\n", file)  # last: the file that it names exists
+        result.write(file)  # last: the file that it names exists
         return [file, arrays]
 
 

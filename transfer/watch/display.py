@@ -10,6 +10,7 @@ from typing import Any
 from excb.charts.tensorboard import TensorBoardWriter
 from excb.console import Reporter, duration
 from excb.errors import UserError
+from excb.files import json_text
 from excb.files.atomic import write_text
 from excb.files.run_files import WATCH_BEST
 from excb.results.result import interval_text
@@ -80,7 +81,7 @@ class Display:
         """
         if state.pointer is not None and state.pointer != self._pointer:
             self._pointer = state.pointer
-            write_text(json.dumps(state.pointer, indent=2) + "\n", self._folder / WATCH_BEST)
+            json_text.write(state.pointer, self._folder / WATCH_BEST)
         write_text(render_watch(state, refresh=None if ended else self._refresh), self._folder / PAGE)
 
     def end(self, state: WatchState) -> None:

@@ -11,9 +11,9 @@ from excb.checkpoint import exported, untrusted
 from excb.checkpoint.coverage import blueprint, few
 from excb.checkpoint.stored import Stored
 from excb.console import plural
-from excb.errors import UserError, require
+from excb.errors import UserError, first_line, require
 from excb.files import json_text
-from excb.files.foreign import read_text
+from excb.files.foreign import parsing, read_text
 from excb.files.records import RecordError
 from excb.hub.from_transformers.processor import preprocessing_from_processor
 from excb.networks.architecture import Architecture
@@ -114,16 +114,20 @@ def _own(kind: str, architecture: Architecture, tensors: dict[str, Tensor], *, s
     sizes = [sum(value.numel() for value in each.values()) for each in (wanted, tensors)]
     require(sizes[0] <= sizes[1], f"{source} has fewer numbers ({sizes[1]:,}) than its config states ({sizes[0]:,})")
     made = families.encoder_family(kind)
-    with _quiet():
-        model, report = getattr(families.transformers_library(), made.model).from_pretrained(
-            None,
-            config=families.config_of(kind, architecture.options),
-            state_dict=tensors,
-            dtype=torch.float32,
-            output_loading_info=True,
-            **dict(made.arguments),
-        )
-    wrong = [name for names in (report["missing_keys"], report["mismatched_keys"]) for name in names]
+    try:
+        with _quiet(), parsing():
+            model, report = getattr(families.transformers_library(), made.model).from_pretrained(
+                None,
+                config=families.config_of(kind, architecture.options),
+                state_dict=tensors,
+                dtype=torch.float32,
+                output_loading_info=True,
+                ignore_mismatched_sizes=True,  # they are reported, and refused below
+                **dict(made.arguments),
+            )
+    except (OSError, ValueError) as error:
+        raise UserError(f"{source} does not fit transformers' {kind}: {first_line(error)}") from None
+    wrong = [*report["missing_keys"], *(name for name, *_shapes in report["mismatched_keys"])]
     strange = [name for name in report["unexpected_keys"] if not name.startswith(_OTHERS)]
     problems = [("missing or misshapen", sorted(map(str, wrong))), ("unexpected", sorted(strange))]
     listing = "; ".join(f"{len(names)} {what} ({few(names)})" for what, names in problems if names)

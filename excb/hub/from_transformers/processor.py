@@ -6,7 +6,8 @@ from typing import Any
 from PIL import Image
 
 from excb.errors import UserError, first_line, require
-from excb.networks.from_transformers.families import refusals, transformers_library
+from excb.files.foreign import parsing
+from excb.networks.from_transformers.families import transformers_library
 from excb.networks.preprocessing import Preprocessing
 
 # Image processors that resize, crop, rescale and normalise, and do nothing else.
@@ -37,11 +38,14 @@ def preprocessing_from_processor(values: Mapping[str, Any]) -> Preprocessing:
     """
     kind = _kind(values)
     try:
-        stated: Any = getattr(transformers_library(), kind)(
-            **{name: values[name] for name in _FIELDS if name in values}
-        )
-    except refusals() as error:
+        with parsing():
+            return _stated_by(kind, {name: values[name] for name in _FIELDS if name in values})
+    except (OSError, ValueError) as error:
         raise UserError(f"transformers' {kind} does not take these values: {first_line(error)}") from None
+
+
+def _stated_by(kind: str, values: Mapping[str, Any]) -> Preprocessing:
+    stated: Any = getattr(transformers_library(), kind)(**values)
     # Beyond bilinear its floating-point pixels overshoot, which those of 8 bits cannot.
     bilinear = stated.resample == Image.Resampling.BILINEAR
     require(bilinear or kind != "DINOv3ViTImageProcessor", f"this {kind} is known with bilinear alone")

@@ -8,16 +8,17 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from filelock import FileLock
 
 from excb.console import PLAIN_SECONDS, duration, plural
 from excb.errors import UserError
 from excb.files import json_text, npy
-from excb.files.atomic import new_file
+from excb.files.atomic import lock_of, new_file
+from excb.files.locks import STALLED, acquire, beat, beats
 from excb.images.formats.known import EXTRAS
 from excb.images.tars.table import MOST_BYTES, TarTable, read_table
 from excb.remote import byte_ranges
@@ -63,19 +64,19 @@ def index_of(places: Sequence[str], note: Callable[[str], None]) -> ShardIndex:
         note: called with messages about what takes time.
 
     Raises:
-        UserError: a shard cannot be found or read.
+        UserError: a shard cannot be found or read, or the other process has read none for half an hour.
     """
     opened = tuple(extra.name for extra in EXTRAS if extra.register())  # with another extra, other members are images
     key = hashlib.sha256(repr((VERSION, tuple(places), opened)).encode()).hexdigest()[:32]
     file = cache_root() / FOLDER / f"{key}.npz"
-    lock = FileLock(f"{file}.lock")
+    place, lock = lock_of(file), None
     with suppress(OSError, NotImplementedError):  # writing the index reports it later; some disks have no locks
-        file.parent.mkdir(parents=True, exist_ok=True)
-        lock.acquire()
+        lock = acquire(place, "indexes the same shards", advance=partial(beats, place), patience=STALLED, note=note)
     try:
         return _index_of(places, file, note)
     finally:
-        lock.release()  # without effect where it is not held
+        if lock is not None:
+            lock.release()
 
 
 def _index_of(places: Sequence[str], file: Path, note: Callable[[str], None]) -> ShardIndex:
@@ -88,7 +89,8 @@ def _index_of(places: Sequence[str], file: Path, note: Callable[[str], None]) ->
         changed = [number for number in changed if cached.stamps[number] != stamps[number]]
         tables = dict(enumerate(cached.tables()))
         note(f"{len(changed):,} of {plural(len(places), 'shard')} changed, such as {places[changed[0]]}")
-    tables |= zip(changed, _read_all([places[number] for number in changed], note), strict=True)
+    read = _read_all([places[number] for number in changed], note, lock_of(file))
+    tables |= zip(changed, read, strict=True)
     index = _pack(stamps, [tables[number] for number in range(len(places))])
     if byte_ranges.stamps(list(places)) != stamps:
         raise UserError(f"shards changed while they were indexed: wait until {places[0]} and the others are whole")
@@ -99,14 +101,18 @@ def _index_of(places: Sequence[str], file: Path, note: Callable[[str], None]) ->
     return index
 
 
-def _read_all(places: Sequence[str], note: Callable[[str], None]) -> list[TarTable]:
-    """Index shards, several remote ones at once, since they mostly wait for the network."""
+def _read_all(places: Sequence[str], note: Callable[[str], None], lock: Path) -> list[TarTable]:
+    """Index shards, several remote ones at once, since they mostly wait for the network.
+
+    Processes that wait for the lock see that this one advances.
+    """
     note(f"indexing {plural(len(places), 'shard')}, once")
     start = reported = time.monotonic()
     tables: list[TarTable] = []
     with ThreadPoolExecutor(byte_ranges.ASK_TOGETHER if any(map(byte_ranges.is_remote, places)) else 1) as pool:
         for table in pool.map(_read_one, places):
             tables.append(table)
+            beat(lock)
             if (now := time.monotonic()) - reported > PLAIN_SECONDS:
                 reported = now
                 left = (now - start) / len(tables) * (len(places) - len(tables))

@@ -281,6 +281,18 @@ def test_a_launcher_that_died_before_this_process_looked_is_gone(monkeypatch: py
     assert codes == [launcher.LOST]
 
 
+def test_a_port_that_is_taken_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in (*launcher.GROUP, "LOCAL_RANK"):
+        monkeypatch.setenv(name, "0")
+    monkeypatch.setenv("WORLD_SIZE", "1")
+    monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
+    monkeypatch.delenv("TORCHELASTIC_USE_AGENT_STORE", raising=False)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        monkeypatch.setenv("MASTER_PORT", str(server.getsockname()[1]))
+        with pytest.raises(UserError, match=r"port \d+ of this machine is taken.* set MASTER_PORT"), joined("cpu"):
+            raise AssertionError("it has joined")
+
+
 def test_a_store_that_nobody_keeps_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(parallel, "STORE_SECONDS", 0.1)
     with socket.create_server(("127.0.0.1", 0)) as server:

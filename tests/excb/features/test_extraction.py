@@ -23,6 +23,7 @@ from excb.errors import UserError
 from excb.features import cache, extraction
 from excb.features.extraction import Extraction, files_hash, modules_hash
 from excb.features.listing import FOLDER, META, entries
+from excb.files import locks
 from excb.images.image_set import ImageSet
 from excb.images.scanning import scan_folder
 from excb.networks.backbone import weights_hash
@@ -419,14 +420,14 @@ def test_commands_that_share_a_cold_cache_compute_its_features_once(
 
 
 def test_a_process_that_computes_nothing_is_named(place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cache, "ASK_SECONDS", 0.01)
+    monkeypatch.setattr(locks, "ASK", 0.01)
     monkeypatch.setattr(cache, "STALLED_SECONDS", 0.05)
     task = prepare(place, tmp_path)
     extracted = task.extraction(task.train)
     store = extracted.store(tmp_path, extracted.description())
     lock = store.lock(QUIET.note)
     assert lock is not None
-    with lock, pytest.raises(UserError, match=r"another process computes the features in .* has written nothing for"):
+    with lock, pytest.raises(UserError, match=r"computes the same features, in .* has not advanced for"):
         task.features(task.train, "train", QUIET)
 
 

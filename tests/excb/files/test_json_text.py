@@ -1,9 +1,11 @@
 """Tests of JSON that anybody may have written: what is read as Python reads it, and what is refused."""
 
 import json
+from pathlib import Path
 
 import pytest
 
+from excb.errors import UserError
 from excb.files import json_text
 
 
@@ -35,3 +37,13 @@ def test_nonsense_is_a_value_error(text: str | bytes) -> None:
 
 def test_numbers_without_bounds_where_nobody_minds() -> None:
     assert json_text.parse("[1e999]", bounded=False) == [float("inf")]
+
+
+def test_nothing_is_written_that_cannot_be_read(tmp_path: Path) -> None:
+    file, odd = tmp_path / "a.json", {"caf\udce9": ["two\nlines", "=1", "\u2028", 2**64 - 1, 0.1, None]}
+    json_text.write(odd, file)
+    assert json_text.parse(file.read_bytes()) == odd
+    before = file.read_bytes()
+    with pytest.raises(UserError, match=r"not written, since it could not be read again .*more than 64 bits"):
+        json_text.write({"a": 2**64}, file)
+    assert (file.read_bytes(), list(tmp_path.iterdir())) == (before, [file])

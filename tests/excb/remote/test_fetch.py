@@ -194,7 +194,7 @@ def test_two_processes_download_one_file_once(server: FileServer) -> None:
         assert server.reached.wait(60)  # the first holds the lock, and waits for its bytes
         with start(server.url(FILE)) as second:
             assert second.stderr is not None
-            assert "another process is fetching it" in second.stderr.readline()
+            assert f"process {first.pid} " in second.stderr.readline()
             server.gate.set()
             answers = [process.communicate(timeout=60)[0] for process in (first, second)]
     assert (first.returncode, second.returncode) == (0, 0)

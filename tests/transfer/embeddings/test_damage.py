@@ -10,11 +10,12 @@ import pytest
 
 import excb
 from excb.errors import UserError
-from excb.transfer.embeddings.table import vectors
+from excb.transfer.embeddings.table import files, vectors
 from excb.transfer.embeddings.table.vectors import ArrayRows
 
 VECTORS = np.random.default_rng(0).standard_normal((50, 4)).astype(np.float32)
-PATHS = [f"a/{number}.png" for number in range(49)] + [os.fsdecode(b"caf\xe9/1.png")]
+ODD = ["two\nlines.png", "=1+1.png", " a .png", "\u202egnp.png", "a\x01b", "'.png"]
+PATHS = [f"a/{number}.png" for number in range(43)] + ODD + [os.fsdecode(b"caf\xe9/1.png")]
 LABELS = [None, *["kiwi"] * 48, os.fsdecode(b"caf\xe9")]
 FORMATS = ("npz", "parquet", "safetensors")
 
@@ -30,6 +31,20 @@ def made(**model: Any) -> Any:
 
 def contents(embeddings: Any) -> tuple[Any, ...]:
     return embeddings.vectors.tobytes(), embeddings.paths, embeddings.labels, embeddings.root, embeddings.model
+
+
+@pytest.mark.parametrize("ending", FORMATS)
+def test_written_means_readable(ending: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before a file takes its name, its paths and labels are read and compared with those that were to be written."""
+    file = made().save(tmp_path / f"a.{ending}")
+    before = file.read_bytes()
+    writer, reader = files.FORMATS[f".{ending}"]
+    for wrong in (lambda made, file: file.write_bytes(b"x"), lambda made, file: writer(made[:40], file)):
+        monkeypatch.setitem(files.FORMATS, f".{ending}", (wrong, reader))
+        with pytest.raises(UserError, match="is not written, since it could not be read again"):
+            made().save(file)
+        assert file.read_bytes() == before
+        assert list(tmp_path.iterdir()) == [file]
 
 
 @pytest.mark.parametrize("ending", FORMATS)

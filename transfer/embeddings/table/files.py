@@ -9,13 +9,13 @@ import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
 from excb.errors import UserError
 from excb.files import json_text, npy, tensors
-from excb.files.atomic import new_file
+from excb.files.atomic import new_file, read_again
 from excb.files.foreign import parsing
 from excb.files.parquet import read_parquet, require_pyarrow
 from excb.ledger import Ledger
@@ -31,6 +31,7 @@ Labels = list[str | None] | None
 Contents = tuple[np.ndarray, list[str], str, Labels, str | None]
 # Names in the metadata of .parquet and .safetensors; Arrow's text is UTF-8, so other names are kept there, by rows.
 _META, _CRC32, _NAMES = "excb", "excb_crc32", "excb_names"
+_NO_ROWS = np.empty((0, 0), np.float32)
 
 
 def check_vectors_file(file: Path) -> None:
@@ -49,7 +50,13 @@ def write_vectors(made: Vectors, file: Path) -> Path:
     """
     check_vectors_file(file)
     with new_file(file, advice=_ADVICE) as temporary:
-        FORMATS[file.suffix][0](made, temporary)
+        writer, reader = FORMATS[file.suffix]
+        writer(made, temporary)
+        with read_again(file):
+            _, paths, _, labels, _ = reader(temporary, texts_only=True)
+            written = labels and [label or "" for label in labels]
+            if paths != [*made.paths] or written != (made.labels and [label or "" for label in made.labels]):
+                raise ValueError("other paths or labels")
     return file
 
 
@@ -61,7 +68,7 @@ def read_vectors(file: Path) -> Vectors:
     """
     check_vectors_file(file)
     try:
-        rows, paths, meta, labels, checksums = FORMATS[file.suffix][1](file)
+        rows, paths, meta, labels, checksums = FORMATS[file.suffix][1](file, texts_only=False)
         facts = json_text.parse(meta)
         if facts["format"] != FORMAT or rows.ndim != 2 or rows.dtype != np.float32 or len(rows) != len(paths):
             raise ValueError("other contents")
@@ -131,10 +138,16 @@ def _write_npz(made: Vectors, file: Path) -> None:
                 np.lib.format.write_array(stream, array, allow_pickle=False)
 
 
-def _read_npz(file: Path) -> Contents:
-    arrays = npy.read_npz(file)
+def _read_npz(file: Path, *, texts_only: bool) -> Contents:
+    arrays = npy.read_npz(file, but=("vectors",) if texts_only else ())
     labels = arrays["labels"].tolist() if "labels" in arrays else None
-    return arrays["vectors"], arrays["paths"].tolist(), str(arrays["meta"]), labels, None
+    return (
+        arrays["vectors"] if not texts_only else _NO_ROWS,
+        arrays["paths"].tolist(),
+        str(arrays["meta"]),
+        labels,
+        None,
+    )
 
 
 def _write_safetensors(made: Vectors, file: Path) -> None:
@@ -165,7 +178,7 @@ def _write_safetensors(made: Vectors, file: Path) -> None:
         stream.write(header())  # now with the checksums
 
 
-def _read_safetensors(file: Path) -> Contents:
+def _read_safetensors(file: Path, *, texts_only: bool) -> Contents:  # noqa: ARG001 - vectors stay on the disk
     with tensors.opened(file) as (opened, start):
         facts, kept = opened.metadata() or {}, set(opened.keys())
         texts = {name: opened.get_tensor(name).tobytes() for name in ("paths", "labels") if name in kept}
@@ -239,24 +252,36 @@ def arrow_columns(
     return {"path": strings(paths), **label, "vector": vector}
 
 
-def _read_parquet(file: Path) -> Contents:
-    table = read_parquet(file, _INSTEAD)
+def _read_parquet(file: Path, *, texts_only: bool) -> Contents:
+    table = read_parquet(file, _INSTEAD, but=("vector",) if texts_only else ())
     meta = {name.decode(): text.decode() for name, text in table.schema.metadata.items() if name.startswith(b"excb")}
-    with parsing():
-        column = table.column("vector").combine_chunks()
-        values = column.flatten().to_numpy(zero_copy_only=False)
-    width = len(values) // len(table) if len(table) else table.schema.field("vector").type.list_size
+    rows = _NO_ROWS if texts_only else _rows_of(table)
     paths = table.column("path").to_pylist()
     labels = table.column("label").to_pylist() if "label" in table.column_names else None
     names = json_text.parse(meta.get(_NAMES, "{}"))
     for column, texts in (("path", paths), ("label", labels or [])):
         for row, text in names.get(column, {}).items():
             texts[int(row)] = str(text)
-    return values.reshape(len(table), width), paths, meta[_META], labels, meta.get(_CRC32)
+    return rows, paths, meta[_META], labels, meta.get(_CRC32)
+
+
+def _rows_of(table: Any) -> np.ndarray:
+    with parsing():
+        values = table.column("vector").combine_chunks().flatten().to_numpy(zero_copy_only=False)
+    width = len(values) // len(table) if len(table) else table.schema.field("vector").type.list_size
+    return np.asarray(values).reshape(len(table), width)
 
 
 Writer = Callable[[Vectors, Path], None]
-Reader = Callable[[Path], Contents]
+
+
+class Reader(Protocol):
+    """Reads a file; with `texts_only` all but its vectors, of which there are none then."""
+
+    def __call__(self, file: Path, /, *, texts_only: bool) -> Contents:
+        """Raises as `read_vectors` catches."""
+
+
 FORMATS: dict[str, tuple[Writer, Reader]] = {
     ".npz": (_write_npz, _read_npz),
     ".parquet": (_write_parquet, _read_parquet),

@@ -8,6 +8,7 @@ import io
 import pickle
 import pickletools
 import struct
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -166,21 +167,38 @@ def _check_sizes(packed: bytes) -> None:
 
 
 def _check_repeats(contents: Any, most: int) -> None:
-    """Raise ValueError where a reader that follows all references would meet more values than `most`, or a circle."""
-    waiting, seen = [iter((contents,))], 0
+    """Raise ValueError where a reader that follows all references would meet more values than `most`, or a circle.
+
+    Every container is looked at once, however often it is referred to.
+    """
+    sizes, entered, waiting = dict[int, int](), set[int](), [contents]  # values within each container, by its id
     while waiting:
-        if (value := next(waiting[-1], waiting)) is waiting:
+        number = id(waiting[-1])
+        if number in sizes:
             waiting.pop()
             continue
-        seen += 1
-        if isinstance(value, dict):
-            waiting.append(iter(value.values()))
-        elif isinstance(value, list | tuple | set | frozenset):
-            waiting.append(iter(value))
-        elif isinstance(value, _Array):
-            seen += len(value.values)
-        if seen > most:
-            raise ValueError("its values repeat themselves")
+        inner = _values_in(waiting[-1])
+        containers = [item for item in inner if isinstance(item, _CONTAINERS)]
+        if number in entered:
+            waiting.pop()
+            entered.remove(number)
+            sizes[number] = 1 + len(inner) + sum(sizes[id(item)] for item in containers)
+            if sizes[number] > most:
+                raise ValueError("its values repeat themselves")
+            continue
+        entered.add(number)
+        if any(id(item) in entered for item in containers):
+            raise ValueError("its values hold themselves")
+        waiting += [item for item in containers if id(item) not in sizes]
+
+
+_CONTAINERS = (dict, list, tuple, set, frozenset, _Array)
+
+
+def _values_in(value: Any) -> Collection[Any]:
+    if isinstance(value, dict):
+        return value.values()
+    return value.values if isinstance(value, _Array) else value if isinstance(value, _CONTAINERS) else ()
 
 
 def numbers(value: Any) -> list[Any]:

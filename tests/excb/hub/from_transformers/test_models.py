@@ -131,6 +131,9 @@ def test_code_that_a_folder_names_is_not_run(tmp_path: Path) -> None:
         ({"hidden_size": "many"}, "does not take these options"),
         ({"num_hidden_layers": 10**9}, "numbers up to"),
         ({"num_channels": 4}, "images of 4 channels"),
+        ({"mlp_ratio": 2}, r"missing or misshapen \(encoder.layer"),
+        ({"hidden_act": "nothing"}, "does not fit|does not take"),
+        ({"num_attention_heads": 3}, "does not fit|does not take"),
     ],
 )
 def test_what_does_not_fit_is_refused(tmp_path: Path, values: dict[str, Any], message: str) -> None:
