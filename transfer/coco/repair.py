@@ -75,7 +75,7 @@ def repaired(
     return made
 
 
-def write(made: Sequence[tuple[dict[str, Any], Repair]]) -> None:
+def write_repaired(made: Sequence[tuple[dict[str, Any], Repair]]) -> None:
     """Write the copies, atomically. Raises UserError where one cannot be written."""
     for contents, repair in made:
         json_text.write(contents, repair.target, indent=None)

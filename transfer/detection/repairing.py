@@ -7,7 +7,7 @@ from excb.distributed.collectives import run_on_rank0
 from excb.errors import is_rank0, require
 
 from ..coco.reading import find_split
-from ..coco.repair import Repair, repaired, write
+from ..coco.repair import Repair, repaired, write_repaired
 from ..shell import Shell
 from .options import DetectionOptions
 
@@ -31,7 +31,7 @@ def _repair(options: DetectionOptions, out: Path, shell: Shell) -> None:
         shell.reporter.answer("no fault: there is nothing to repair, and nothing was written")
         return
     if not shell.dry_run:
-        write(made)
+        write_repaired(made)
     for _, each in made:
         _show(each, shell)
     if not shell.dry_run and is_rank0():
@@ -48,7 +48,7 @@ def _show(repair: Repair, shell: Shell) -> None:
         shell.reporter.answer(f"{title}: no fault")
     else:
         shell.reporter.table(title, ["fault", "number", "in the copy", "such as"], repair.rows)
-    shell.reporter.note(f"{'would write' if shell.dry_run else 'wrote'} {repair.target}")
+    shell.reporter.note(f"{'would write_repaired' if shell.dry_run else 'wrote'} {repair.target}")
 
 
 def _places(options: DetectionOptions) -> dict[str, tuple[Path, Path]]:

@@ -14,7 +14,7 @@ from excb.errors import UserError
 from excb.transfer.cli import main
 from excb.transfer.coco.codes import decoded, encoded, packed
 from excb.transfer.coco.reading import open_coco
-from excb.transfer.coco.repair import Repair, repaired, write
+from excb.transfer.coco.repair import Repair, repaired, write_repaired
 from tests.clone import SHARED
 from tests.transfer.tiny_coco import change, contents, write_coco
 
@@ -41,7 +41,7 @@ def clean(tree: Path, out: Path) -> dict[str, Repair]:
     """Repair both files."""
     places = {"train": (tree / TRAIN, tree / "train2017"), "val": (tree / VAL, tree / "val2017")}
     made = repaired(places, out)
-    write(made)
+    write_repaired(made)
     return {split: each for split, (_, each) in zip(places, made, strict=True)}
 
 
