@@ -32,6 +32,8 @@ COMMANDS: dict[str, Command] = {
     "export": lambda place, folder: ["export", str(place / "run"), "--out", str(folder / "x")],
 }
 
+QUICK = ("result", "parquet", "export")
+
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -48,7 +50,9 @@ def limited(words: list[str], limit: int, most: int) -> int:
     return (zoo if words[0] == "export" else evaluate)(words)
 
 
-@pytest.mark.parametrize("name", COMMANDS)
+@pytest.mark.parametrize(
+    "name", [*QUICK, *(pytest.param(name, marks=pytest.mark.slow) for name in COMMANDS if name not in QUICK)]
+)
 def test_a_full_disk_is_one_line_and_leaves_nothing(name: str, place: Path, tmp_path: Path) -> None:
     """The kernel takes the first bytes of every file and no more, as a disk that becomes full does."""
     words = COMMANDS[name](place, tmp_path / "out")
@@ -68,7 +72,7 @@ def test_few_open_files_are_one_line(place: Path, tmp_path: Path) -> None:
     assert "ulimit -n" in ended.log.splitlines()[-1]
 
 
-@pytest.mark.parametrize("spare", [0, 2**20, 2**24])
+@pytest.mark.parametrize("spare", [2**24, *(pytest.param(each, marks=pytest.mark.slow) for each in (0, 2**20))])
 def test_little_memory_is_one_line(spare: int, place: Path, tmp_path: Path) -> None:
     words = COMMANDS["result"](place, tmp_path / "out")
     mapped = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[0]) * os.sysconf("SC_PAGE_SIZE")
