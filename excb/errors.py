@@ -29,7 +29,10 @@ _REMEDIES = {
     errno.ENOMEM: "free some memory, or raise its limit (`ulimit -v`)",
 }
 # How torch, Python and the loader of libraries say that memory or threads cannot be had.
-_OUT_OF_MEMORY = re.compile("can't allocate memory|can't start new thread|failed to map segment|Cannot allocate memory")
+_OUT_OF_MEMORY = re.compile(
+    "can't allocate memory|can't start new thread|failed to map segment|Cannot allocate memory|bad_alloc|"
+    "could not create a (primitive|memory)"  # of oneDNN
+)
 
 
 class UserError(Exception):

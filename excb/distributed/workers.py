@@ -7,6 +7,7 @@ import os
 import signal
 import sys
 import threading
+import time
 from collections.abc import Iterator, Sequence
 from functools import partial
 from multiprocessing.process import BaseProcess
@@ -21,6 +22,8 @@ from excb.errors import UserError
 
 MOST_WORKERS = 8
 PATIENCE = 5.0  # seconds that workers have to exit on their own
+ASK = 5  # seconds between two looks at workers that deliver nothing
+STALLED = 1800.0  # seconds without a batch, after which the disk or network that they read from hangs
 _FULL = (
     "shared memory is full: enlarge /dev/shm (containers: --shm-size), or lower efficiency.workers or "
     "efficiency.prefetch"
@@ -79,11 +82,12 @@ def watch_workers(loader: DataLoader[Any]) -> Iterator[Any]:
     checkpoint. Here it is reported when the next batch is requested, at most 5 seconds later.
 
     Raises:
-        ReadingError: a worker died or failed, on this rank alone.
+        ReadingError: a worker died or failed, or none delivered for half an hour, on this rank alone.
     """
     if loader.num_workers == 0:
         yield from loader
         return
+    loader.timeout = ASK
     others = multiprocessing.active_children()
     iterator = iter(loader)
     workers = [child for child in multiprocessing.active_children() if child not in others]
@@ -96,7 +100,7 @@ def watch_workers(loader: DataLoader[Any]) -> Iterator[Any]:
         while True:
             failure = None
             try:
-                batch = next(iterator)
+                batch = _next_batch(iterator, workers)
             except StopIteration:
                 return
             except ReadingError:  # from the sampler
@@ -118,6 +122,24 @@ def watch_workers(loader: DataLoader[Any]) -> Iterator[Any]:
             for worker in workers:
                 worker.join(PATIENCE)
             atexit.unregister(kill)
+
+
+def _next_batch(iterator: Iterator[Any], workers: Sequence[BaseProcess]) -> Any:
+    """The next batch, also of slow workers: torch gives up after `ASK` seconds, and can be asked again."""
+    end = time.monotonic() + STALLED
+    while True:
+        try:
+            return next(iterator)
+        except RuntimeError as error:
+            if not str(error).startswith("DataLoader timed out"):
+                raise
+        if time.monotonic() > end:
+            numbers = ", ".join(str(worker.pid) for worker in workers)
+            raise ReadingError(
+                f"the processes that read images ({numbers}) have delivered no batch for {STALLED / 60:.0f} minutes: "
+                "their disk or file server hangs, or somebody stopped them; check both, then start again",
+                rank_local=True,
+            )
 
 
 def _kill(workers: Sequence[BaseProcess]) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 from excb.errors import UserError, require
 from excb.files import json_text
-from excb.files.foreign import read_bytes
+from excb.files.foreign import VARIABLE, read_bytes
 from excb.images.scanning import find_images
 from excb.ledger import NAMED, Ledger, LedgerEntry
 
@@ -180,7 +180,8 @@ def parse_file(file: Path) -> tuple[bytes, dict[str, Any]]:
         text = read_bytes(file)
         contents = json_text.parse(text, bounded=False)
     except (OSError, ValueError) as error:
-        raise UserError(f"cannot read {file} ({error}): download it again") from None
+        advice = "" if VARIABLE in str(error) else ": download it again"  # too large is not damaged
+        raise UserError(f"cannot read {file} ({error}){advice}") from None
     for kind in ("images", "annotations", "categories"):
         if not isinstance(contents, dict) or not isinstance(contents.get(kind), list):
             raise UserError(f"{file} has no list of '{kind}': name a file of COCO's instance annotations")

@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, Dataset
 
+from excb.distributed import workers
 from excb.distributed.workers import MOST_WORKERS, ReadingError, follow_parent, watch_workers, worker_count
 from tests import forked
 
@@ -28,18 +29,20 @@ class Numbers(Dataset[int]):
             raise KeyError("a fault")
         if item == 12 and self._deed == "exits":
             os._exit(3)
-        if item == 12 and self._deed:
+        if item == 12 and self._deed == "pauses":
+            signal.pause()
+        elif item == 12 and self._deed:
             os.kill(os.getpid(), signal.Signals[self._deed])
         return item
 
 
-def loader(deed: str = "", workers: int = 2) -> DataLoader[int]:
-    return DataLoader(Numbers(deed), batch_size=4, num_workers=workers, worker_init_fn=follow_parent)
+def loader(deed: str = "", number: int = 2) -> DataLoader[int]:
+    return DataLoader(Numbers(deed), batch_size=4, num_workers=number, worker_init_fn=follow_parent)
 
 
-@pytest.mark.parametrize("workers", [0, 2])
-def test_batches_are_the_loaders_and_no_worker_is_left(workers: int) -> None:
-    assert torch.cat(list(watch_workers(loader(workers=workers)))).tolist() == list(range(20))
+@pytest.mark.parametrize("number", [0, 2])
+def test_batches_are_the_loaders_and_no_worker_is_left(number: int) -> None:
+    assert torch.cat(list(watch_workers(loader(number=number)))).tolist() == list(range(20))
     assert multiprocessing.active_children() == []
 
 
@@ -47,6 +50,18 @@ def test_whoever_stops_early_leaves_no_worker() -> None:
     batches = watch_workers(loader())
     assert next(batches).tolist() == [0, 1, 2, 3]
     batches.close()  # type: ignore[attr-defined]
+    assert multiprocessing.active_children() == []
+
+
+@pytest.mark.parametrize("deed", ["SIGSTOP", "pauses"])
+def test_workers_that_deliver_nothing_are_named(deed: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where they are stopped, or their disk hangs; slow ones are waited for."""
+    monkeypatch.setattr(workers, "ASK", 0.01)
+    batches = watch_workers(loader(deed))
+    assert torch.cat([next(batches), next(batches), next(batches)]).tolist() == list(range(12))
+    monkeypatch.setattr(workers, "STALLED", 0.02)
+    with pytest.raises(ReadingError, match=r"images \(\d+, \d+\) have delivered no batch for 0 minutes: their disk or"):
+        next(batches)
     assert multiprocessing.active_children() == []
 
 
@@ -108,7 +123,7 @@ def test_a_batch_that_cannot_be_handed_over_ends_the_wait() -> None:
 
 def test_without_workers_a_failure_is_itself() -> None:
     with pytest.raises(KeyError):
-        list(watch_workers(loader("fails", workers=0)))
+        list(watch_workers(loader("fails", number=0)))
 
 
 # ---------------------------------------------------------------------------------------------------------------------

@@ -292,3 +292,11 @@ def test_masks_that_must_not_reach_cocos_tools(tmp_path: Path, segmentation: obj
         UserError, match=rf"masks that cannot be read or are not of their image: 1 \(annotations\[{first}\]\)"
     ):
         open_coco(root)
+
+
+def test_what_is_too_large_names_the_setting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "a.json"
+    file.write_text(" " * 100)
+    monkeypatch.setenv("EXCB_MEMORY_LIMIT", "1e-8")
+    with pytest.raises(UserError, match=r"if you trust it, set EXCB_MEMORY_LIMIT to more GB\)$"):
+        reading.parse_file(file)
