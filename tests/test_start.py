@@ -23,10 +23,11 @@ def zoo_show(): assert zoo(["show", "rn50_400ep"]) == 0
 def pretrain_list(): assert pretrain(["list"]) == 0
 def pretrain_show(): assert pretrain(["show", "rn50_400ep"]) == 0
 def eval_cache(): assert evaluate(["cache"]) == 0
+def claims(): assert evaluate(["reproduce", "--list"]) == 0
 def checkpoints(): assert len(__import__("excb").checkpoints()) > 50
 def load(): __import__("excb").load("conv4_photos")
 
-for call in (zoo_list, zoo_show, pretrain_list, pretrain_show, eval_cache, checkpoints):
+for call in (zoo_list, zoo_show, pretrain_list, pretrain_show, eval_cache, claims, checkpoints):
     check(call, "torch", "torchvision", "timm", "matplotlib", "sklearn", "faiss")
 check(load, "torch._dynamo", "torch._inductor", "torchvision", "timm", "matplotlib", "sklearn", "faiss")
 """

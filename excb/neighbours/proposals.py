@@ -14,10 +14,12 @@ from excb.neighbours import backends, tiling
 from excb.neighbours.precision import SINGLE, float32_error, lowered
 from excb.neighbours.unit_rows import UnitRows
 
+CENTRED = 3  # more than the length of a unit row less a centre, with one more rounding: a factor of `float32_error`
+
 
 @dataclass(frozen=True)
 class Proposal:
-    """Candidates of Q queries."""
+    """Candidates of Q queries. Values and floor may be lower than similarities by a number of each query's own."""
 
     rows: Tensor  # [Q, c] int64, ascending; -1 where a query has fewer
     values: Tensor  # [Q, c] float32, their approximate similarities, -inf where there is none
@@ -37,28 +39,39 @@ def propose_with_torch(bank: UnitRows, wanted: int, queries: Tensor, *, kind: to
         spread: standard deviations by which the floor is lower than the estimate.
     """
     low, error = lowered(queries.float(), kind)
-    table = _Table(tiling.table_width(len(bank), wanted, spread), _floors(bank, wanted, low, kind, spread))
-    worst, step = 0.0, min(tiling.BLOCK, len(queries))
+    centre, floors = _centre_and_floors(bank, wanted, low, kind, spread)
+    table = _Table(tiling.table_width(len(bank), wanted, spread), floors)
+    longest, worst, step = 0.0, 0.0, min(tiling.BLOCK, len(queries))
     for tile in tiling.spans(len(bank), max(step, bank.width), tiling.BUDGET, queries.device):
-        rows, lost = lowered(bank.approximate(tile), kind)
+        single = bank.approximate(tile).sub_(centre)
+        longest = max(longest, 1.01 * torch.linalg.vector_norm(single, dim=1).max().item())
+        rows, lost = lowered(single, kind)
         worst = max(worst, lost.max().item())
         for start in range(0, len(queries), step):
             table.add(start, tile.start, low[start : start + step], rows)
     rounding = 0.0 if kind == torch.float32 else 0.51 * torch.finfo(kind).eps
-    floor = table.floor.float()
-    return Proposal(table.rows, table.values, floor, error + worst + float32_error(bank.width), rounding)
+    error = longest * error + worst + CENTRED * float32_error(bank.width)
+    return Proposal(table.rows, table.values, table.floor.float(), error, rounding)
 
 
-def _floors(bank: UnitRows, wanted: int, queries: Tensor, kind: torch.dtype, spread: int) -> Tensor:
-    """An estimate [Q] of the value of rank about 2 k in the bank, in the type of the values."""
+def _centre_and_floors(
+    bank: UnitRows, wanted: int, queries: Tensor, kind: torch.dtype, spread: int
+) -> tuple[Tensor, Tensor]:
+    """The mean [D] of a sample of the bank, and an estimate [Q] of the value of rank about 2 k, in the values' type.
+
+    Values are products with the rows less this mean. That lowers all values of a query by the same number, and shorter
+    rows and smaller values lose less in low precision.
+    """
     count, order = tiling.sample_size(len(bank), wanted, spread)
     places = (torch.arange(count, dtype=torch.float64) * ((5**0.5 - 1) / 2) % 1 * len(bank)).long()
-    sample, _ = lowered(bank.pick(places.to(queries.device)).float(), kind)
-    return torch.cat([_of_rank(some @ sample.T, order) for some in queries.split(tiling.BLOCK)])
+    sample = bank.pick(places.to(queries.device)).float()
+    centre = sample.mean(0)
+    low, _ = lowered(sample.sub_(centre), kind)
+    return centre, torch.cat([of_rank(some @ low.T, order) for some in queries.split(tiling.BLOCK)])
 
 
-def _of_rank(values: Tensor, rank: int) -> Tensor:
-    """About the `rank`th highest of each row [n, m] -> [n]; exactly that where it is positive."""
+def of_rank(values: Tensor, rank: int) -> Tensor:
+    """About the `rank`th highest of each row [n, m] -> [n]; exactly that where it is positive, or not in bfloat16."""
     if values.device.type != "cpu":
         return values.topk(rank).values[:, -1]
     # NumPy selects several times faster than torch. It has no bfloat16: see `_Table._above_floor`.

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from excb.neighbours import backends, tiling
 from excb.neighbours.precision import GRID, float64_error, rounded_dots, split
-from excb.neighbours.proposals import Proposal, propose_from_all, propose_with_faiss, propose_with_torch
+from excb.neighbours.proposals import Proposal, of_rank, propose_from_all, propose_with_faiss, propose_with_torch
 from excb.neighbours.unit_rows import UnitRows
 
 
@@ -86,7 +86,7 @@ class Search:
         value of at least kth - 2 error. If the floor is not above it, that row is among the candidates.
         """
         values, rows = proposal.values[block], proposal.rows[block]
-        kth = values.topk(self._wanted).values[:, -1].double()
+        kth = of_rank(values, self._wanted).double()
         cut = kth - proposal.rounding * kth.abs() - 2 * proposal.error[block]
         cut -= proposal.rounding * cut.abs()
         decided = kth.isfinite() & (proposal.floor[block] <= cut)
@@ -106,7 +106,7 @@ class Search:
         """
         similarities = self._quick(queries, candidates)
         error = float64_error(queries.shape[1]) if self.bank.moderate else math.inf
-        kth = similarities.topk(self._wanted).values[:, -1:]
+        kth = of_rank(similarities, self._wanted)[:, None]
         possible = similarities >= kth - (2 * error + 2 * GRID)
         steps = similarities.div_(GRID)
         rounded = steps.round()

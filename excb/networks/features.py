@@ -19,7 +19,7 @@ from excb.images.decoding import BrokenImageError
 from excb.images.image_set import Images
 from excb.images.picture import Picture, is_picture
 from excb.images.pixels import EIGHT_BIT, pixels_of
-from excb.networks.backbone import evaluating
+from excb.networks.backbone import InParts, evaluating
 from excb.networks.preprocessing import Preprocessing
 
 Kind = Literal["pooled", "last4_cls"]  # the backbone's own features, or `excb.networks.outputs.LastClassTokens`
@@ -126,13 +126,14 @@ def stream(
     dtype = next((parameter.dtype for parameter in backbone.parameters()), torch.float32)
     # Of their own, so that neither copy waits for the network; two, so that the next batch's does not wait for rows.
     uploads, downloads = (torch.cuda.Stream(device), torch.cuda.Stream(device)) if on_gpu else (None, None)
+    passed = InParts(backbone)
     with evaluating(backbone):
         before: Callable[[], Features] | None = None
         for indices, stacked, bad in watch_workers(loader):
             broken = {inputs.images.paths[index]: reason for index, reason in bad}
             rows = torch.empty(0, 0)
             if stacked is not None:
-                rows = backbone(_upload(stacked, device, dtype, uploads)).float()
+                rows = passed(_upload(stacked, device, dtype, uploads)).float()
             following = partial(_finish, start_copy(rows, downloads), indices, broken, pinned=rows.is_cuda)
             if not on_gpu:
                 yield following()
@@ -187,11 +188,17 @@ def extract(
 
 
 @torch.no_grad()
-def vectors(backbone: nn.Module, inputs: Sequence[Tensor]) -> Tensor:
-    """Features [B, D] float32 on the CPU of inputs [C, H, W] of one size, in eval mode, on the backbone's device."""
+def vectors(backbone: nn.Module, inputs: Sequence[Tensor], passed: InParts | None = None) -> Tensor:
+    """Features [B, D] float32 on the CPU of inputs [C, H, W] of one size, in eval mode, on the backbone's device.
+
+    Args:
+        backbone: [B, C, H, W] -> [B, D].
+        inputs: of the batch.
+        passed: calls the backbone, and is kept from batch to batch.
+    """
     one = next(backbone.parameters(), torch.empty(0))
     with evaluating(backbone):
-        rows: Tensor = backbone(to_device(torch.stack(list(inputs)), one.device).to(one.dtype))
+        rows = (passed or InParts(backbone))(to_device(torch.stack(list(inputs)), one.device).to(one.dtype))
     return rows.float().cpu()
 
 
@@ -219,9 +226,9 @@ def embed_images(
         UserError: there is no image, or one that cannot be read.
     """
     several = iter([images] if is_picture(images) else cast("Iterable[Picture]", images))
-    rows: list[Tensor] = []
+    rows, passed = list[Tensor](), InParts(backbone)
     while part := list(islice(several, batch)):
-        rows.append(vectors(backbone, [transform(image) for image in part]))
+        rows.append(vectors(backbone, [transform(image) for image in part], passed))
         progress(len(part))
     require(bool(rows), "there is no image to embed: pass one, or several")
     return torch.cat(rows)

@@ -2,15 +2,17 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from excb.checkpoint.teachers import teachers_in
-from excb.hub.backbone import Entry
 from excb.hub.catalogue import Checkpoint, find, method_of
 from excb.settings import MethodSettings
 
 from .claim import MULTI, Claim
 from .registry import claims
+
+if TYPE_CHECKING:
+    from excb.hub.backbone import Entry
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,7 +49,7 @@ class Subject:
         )
 
     @classmethod
-    def of_entry(cls, name: str, entry: Entry) -> "Subject":
+    def of_entry(cls, name: str, entry: "Entry") -> "Subject":
         """A loaded checkpoint: what its catalogue row says, or else the recipe of its run."""
         recipe, row = entry.recipe, entry.checkpoint
         facts: dict[str, Any] = {"method": method_of(recipe) if recipe else None}

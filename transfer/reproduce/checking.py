@@ -15,11 +15,10 @@ from ..data.classes import OtherClassesError
 from ..options import MachineOptions
 from ..protocol import Measurement
 from ..published import registry
-from ..published.claim import Claim
 from ..shell import Shell
 from . import tables
 from .options import ReproduceOptions
-from .runs import EvaluationRun, claims_of, plan_runs
+from .runs import EvaluationRun, planned
 from .verdicts import Verdict, Word, judge, other_images
 
 
@@ -38,12 +37,10 @@ def run_reproduction(options: ReproduceOptions, shell: Shell, device: torch.devi
         if is_rank0():
             tables.verdicts(verdicts, reporter, as_json=shell.json)
         return {verdict.word for verdict in verdicts}
-    claims, runs, verdicts = _planned(options)
-    order = {claim.id: number for number, claim in enumerate(claims)}
+    claims, runs, verdicts = planned(options)
     if is_rank0():
         if options.listed:
-            status = [(claim, "") for run in runs for claim in run.claims] + [(v.claim, v.why) for v in verdicts]
-            tables.listing(sorted(status, key=lambda s: order[s[0].id]), reporter, as_json=shell.json)
+            tables.listing(claims, runs, verdicts, reporter, as_json=shell.json)
         else:
             tables.dry_run(runs, verdicts, reporter, as_json=shell.json)
     return set()
@@ -57,21 +54,12 @@ def check_claims(
     Raises:
         UserError: there is no such claim, or its images are not named or unusable.
     """
-    claims, runs, verdicts = _planned(options)
+    claims, runs, verdicts = planned(options)
     order = {claim.id: number for number, claim in enumerate(claims)}
     places = _places(options.data, runs, {claim.data.name for claim in registry.claims(options.claims)})
     for run in runs:
         verdicts += _check(run, places, options, device, reporter, results=results)
     return sorted(verdicts, key=lambda verdict: order[verdict.claim.id])
-
-
-def _planned(options: ReproduceOptions) -> tuple[list[Claim], list[EvaluationRun], list[Verdict]]:
-    """The claims that are asked for, the runs that answer them, and verdicts of those that cannot be checked."""
-    claims = claims_of(options)
-    runs, verdicts = plan_runs(claims, options.ckpt)
-    runs = [] if options.status == "cannot" else runs
-    verdicts = [] if options.status == "runnable" else verdicts
-    return claims, runs, verdicts
 
 
 def _places(named: Sequence[str], runs: Sequence[EvaluationRun], sets: Container[str]) -> dict[str, str]:

@@ -1,6 +1,5 @@
 """The cost of a protocol before it runs: images through the network, FLOPs, and bytes to fetch."""
 
-from excb.checkpoint.exported import WEIGHTS
 from excb.console import duration, plural
 from excb.hub.catalogue import Checkpoint
 from excb.hub.resolve import local_folder
@@ -31,6 +30,8 @@ def describe_cost(claim: Claim, row: Checkpoint) -> list[str]:
     """One line each for the download, the images and the work of checking a claim on a row of the catalogue."""
     flops, parameters = network_cost(row.architecture, row.preprocessing.crop)
     data, protocol = claim.data, claim.protocol
+    from excb.checkpoint.exported import WEIGHTS
+
     if (folder := local_folder(row)) is not None:
         lines = [f"download: nothing, {folder / WEIGHTS} has {(folder / WEIGHTS).stat().st_size / 2**20:,.1f} MiB"]
     else:

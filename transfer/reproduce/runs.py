@@ -1,13 +1,11 @@
-"""Which evaluations answer which claims."""
+"""Which evaluations answer which claims. Listing them needs no torch."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from excb.distributed.collectives import all_succeed
 from excb.errors import UserError, nearest_name
 from excb.hub.catalogue import Checkpoint, find
-from excb.hub.loading import load
 from excb.hub.resolve import local_folder
 
 from ..protocols import protocol_named
@@ -80,13 +78,26 @@ def _names(claim: Claim, filtered: str) -> list[str]:
     return [claim.table if filtered == "table" else claim.method]
 
 
+def planned(options: ReproduceOptions) -> tuple[list[Claim], list[EvaluationRun], list[Verdict]]:
+    """The claims that are asked for, the runs that answer them, and verdicts of those that cannot be checked.
+
+    Raises:
+        UserError: as `claims_of` and `plan_runs`.
+    """
+    claims = claims_of(options)
+    runs, verdicts = plan_runs(claims, options.ckpt)
+    runs = [] if options.status == "cannot" else runs
+    verdicts = [] if options.status == "runnable" else verdicts
+    return claims, runs, verdicts
+
+
 def plan_runs(claims: Sequence[Claim], checkpoint: str | None) -> tuple[list[EvaluationRun], list[Verdict]]:
     """The runs that answer claims, each once, and verdicts of the claims that cannot be checked.
 
     Raises:
         UserError: the checkpoint cannot be loaded.
     """
-    own = None if checkpoint is None else all_succeed(lambda: _subject(checkpoint))
+    own = None if checkpoint is None else _own_subject(checkpoint)
     runs: dict[tuple[str, ...], EvaluationRun] = {}
     cannot = []
     for claim in claims:
@@ -99,12 +110,15 @@ def plan_runs(claims: Sequence[Claim], checkpoint: str | None) -> tuple[list[Eva
     return list(runs.values()), cannot
 
 
-def _subject(name: str) -> Subject:
+def _own_subject(name: str) -> Subject:
     """A checkpoint of the user's choice: what lies on the disk tells more of itself than the catalogue does."""
+    from excb.distributed.collectives import all_succeed
+    from excb.hub.loading import load
+
     row = find(name)
     if row is not None and local_folder(row) is None:
         return Subject.of_row(row)
-    return Subject.of_entry(name, load(name).entry)
+    return Subject.of_entry(name, all_succeed(lambda: load(name)).entry)
 
 
 def _row(name: str) -> Checkpoint:

@@ -12,14 +12,24 @@ from .runs import EvaluationRun
 from .verdicts import Verdict
 
 
-def listing(claims: Sequence[tuple[Claim, str]], reporter: Reporter, *, as_json: bool) -> None:
-    """`--list`: what is claimed, and why it cannot be checked, or an empty string where it can."""
+def listing(
+    claims: Sequence[Claim],
+    runs: Sequence[EvaluationRun],
+    verdicts: Sequence[Verdict],
+    reporter: Reporter,
+    *,
+    as_json: bool,
+) -> None:
+    """`--list`: claims in their order, those that the runs answer and those that cannot be checked, with the reason."""
+    reasons = dict.fromkeys((claim.id for run in runs for claim in run.claims), "")
+    reasons |= {verdict.claim.id: verdict.why for verdict in verdicts}
+    shown = [(claim, reasons[claim.id]) for claim in claims if claim.id in reasons]
     if as_json:
-        listed = [claim.to_dict() | {"status": _status(why), "why": why} for claim, why in claims]
+        listed = [claim.to_dict() | {"status": _status(why), "why": why} for claim, why in shown]
         reporter.answer(json.dumps({"claims": listed}, indent=2, ensure_ascii=False))
         return
-    rows = [[c.id, c.value, c.method, c.checkpoint, c.protocol.name, _status(why)] for c, why in claims]
-    runnable = sum(not why for _, why in claims)
+    rows = [[c.id, c.value, c.method, c.checkpoint, c.protocol.name, _status(why)] for c, why in shown]
+    runnable = sum(not why for _, why in shown)
     title = f"{plural(len(rows), 'claim')}, {runnable} of them runnable (--dry-run says why others are not)"
     reporter.table(title, ["claim", "published", "method", "checkpoint", "protocol", "status"], rows)
 

@@ -22,6 +22,7 @@ from excb.errors import UserError
 from excb.neighbours import backends, search
 from excb.neighbours import tiling as sizes
 from excb.neighbours.nearest import Index, Neighbours, nearest
+from excb.neighbours.precision import lowered
 from excb.neighbours.proposals import propose_with_torch
 from excb.neighbours.unit_rows import UnitRows
 from tests.excb.neighbours.features import (
@@ -450,6 +451,27 @@ def test_every_precision_proposes_what_is_nearest(kind: torch.dtype, monkeypatch
     unit_bank, unit_queries = (torch.nn.functional.normalize(rows.double()) for rows in (bank, queries))
     exact = (unit_queries @ unit_bank.T).mul(2**30).round().sort(dim=1, descending=True, stable=True)
     assert torch.equal(found.indices, exact.indices[:, :10])
+
+
+@pytest.mark.parametrize("kind", [torch.float32, torch.bfloat16])
+def test_values_are_similarities_less_a_number_of_the_query(kind: torch.dtype) -> None:
+    """Rows that all point the same way are proposed by what tells them apart, with less error."""
+    generator = torch.Generator().manual_seed(0)
+    bank, queries = (4 + torch.randn(count, 48, generator=generator) for count in (3000, 7))
+    unit_bank, unit_queries = (torch.nn.functional.normalize(each.double()) for each in (bank, queries))
+    cpu = torch.device("cpu")
+    proposal = propose_with_torch(UnitRows(bank, "bank", cpu), 5, unit_queries, kind=kind, spread=8)
+    here = proposal.rows >= 0
+    similarities = (unit_queries @ unit_bank.T).gather(1, proposal.rows.clamp(min=0))
+    lower = (similarities - proposal.values.double())[here]
+    allowed = proposal.error[:, None] + proposal.rounding * proposal.values.double().abs()
+    for query in range(len(queries)):
+        own = here.nonzero()[:, 0] == query
+        assert own.sum() >= 5
+        assert lower[own].max() - lower[own].min() <= 2 * allowed[query][here[query]].max()
+    if kind == torch.bfloat16:
+        _, lost = lowered(unit_bank.float(), kind)
+        assert proposal.error.max() < lost.max()  # the error of the bank's rows alone, were they not centred
 
 
 def searches(backends: Sequence[Backend]) -> list[Neighbours]:
