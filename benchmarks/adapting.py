@@ -21,6 +21,7 @@ from excb.inference.estimate import Estimate
 # The values of each arm that differ from the recipe.
 ARMS: dict[str, tuple[str, ...]] = {
     "default": (),
+    "fast teacher": ("method.teacher_momentum=0.96",),
     "gentle": ("optim.base_lr=0.0005", "adapt.anchor=1", "adapt.anchor_end=1"),
     "bold": ("optim.base_lr=0.005",),
     "no contrast": ("method.contrast=0",),
@@ -92,7 +93,7 @@ def table(args: argparse.Namespace, data: Path) -> None:
         for seed in args.seeds:
             report = out / f"{arm.replace(' ', '-')}-{seed}" / "report.json"
             if report.exists():
-                print(f"    {arm} {seed}: {json.loads(report.read_text())['verdict']}")
+                print(f"    {arm} {seed}: {json.loads(report.read_text())['verdict']['summary']}")
 
 
 def hits(path: Path, kind: str) -> torch.Tensor:

@@ -18,7 +18,7 @@ from ..initialise import adopted
 from ..plan.speed import measure_step
 from ..recipe import Recipe
 from ..recipes import WEAK_JITTER
-from ..run.rules import clusters_for
+from ..run.rules import clusters_for, followed_momentum
 from ..run.taught import CHEAPER, NetworkCost
 from .trials import Kind
 
@@ -170,6 +170,10 @@ def fit_run(
         },
         monitor=MEASURED_TWICE if adapt.active else UNMEASURED,
     )
+    steps = recipe.steps_per_epoch(len(images)) * epochs
+    if recipe.method.needs_teacher:
+        # A teacher that is still what it was shows nothing of a short run.
+        recipe = recipe.change(method={"teacher_momentum": followed_momentum(recipe, steps)})
     if adapt.active:
         recipe = recipe.change(
             adapt={

@@ -90,6 +90,13 @@ def followed_epochs(recipe: Recipe, steps: int) -> int:
     return math.ceil(FOLLOWED * _averaged(recipe) / steps)
 
 
+def followed_momentum(recipe: Recipe, steps: int) -> float:
+    """The teacher's first momentum, or a smaller one with which it follows the student in a run of so many steps."""
+    if FOLLOWED * _averaged(recipe) <= steps:
+        return recipe.method.teacher_momentum
+    return max(0.5, round(1 - 10 / max(steps, 20), 3))
+
+
 def _averaged(recipe: Recipe) -> float:
     """Steps that the teacher averages over, at first."""
     return 1 / max(1 - recipe.method.teacher_momentum, 1e-9)
@@ -150,14 +157,14 @@ def _teacher(recipe: Recipe, facts: SetFacts) -> Breach | None:
     if not method.needs_teacher or optim.batch > facts.images:
         return None
     steps = recipe.steps_per_epoch(facts.images) * optim.epochs
-    averaged = _averaged(recipe)
-    if FOLLOWED * averaged <= steps:
+    momentum = followed_momentum(recipe, steps)
+    if momentum == method.teacher_momentum:
         return None
     return Breach(
         "teacher",
         "warning",
-        f"the teacher averages over {averaged:,.0f} steps, and the run has {steps:,}, so it hardly follows",
-        f"set method.teacher_momentum={max(0.5, round(1 - 10 / max(steps, 20), 3)):g}, or train longer",
+        f"the teacher averages over {_averaged(recipe):,.0f} steps, and the run has {steps:,}, so it hardly follows",
+        f"set method.teacher_momentum={momentum:g}, or train longer",
     )
 
 

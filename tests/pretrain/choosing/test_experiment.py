@@ -32,6 +32,7 @@ from excb.pretrain.plan.choice import RecipeChoice
 from excb.pretrain.plan.speed import StepSpeed
 from excb.pretrain.recipe import Recipe
 from excb.pretrain.run.monitor import NetworkFigures
+from excb.pretrain.run.rules import FOLLOWED
 from excb.pretrain.run.taught import NetworkCost
 from excb.pretrain.training.statistics import measured
 from tests.pretrain.small_runs import OVERRIDES, write_images
@@ -166,6 +167,18 @@ def test_short_runs_share_the_range_of_the_images(images: Path, monkeypatch: pyt
     assert isinstance(fitting, short_runs.ShortRun)
     assert fitting.recipe.data.range == "0..4095"
     assert fitting.recipe.optim.epochs == 600 // len(sample.learned)
+
+
+def test_the_teacher_of_a_short_run_follows(images: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(short_runs, "measure_step", lambda *_args, **_more: StepSpeed(10.0, 8, 1, None))
+    sample = draw_images(scan_folder(images))
+    base = small_base(sample, "method.teacher_momentum=0.99", "optim.batch=64")
+    planned = short_runs.planned_runs(base, len(sample.learned), None)[0]
+    fitting = short_runs.fit_run(planned, base, sample.learned, 30, torch.device("cpu"), slowdown=1.0)
+    assert isinstance(fitting, short_runs.ShortRun)
+    steps = fitting.recipe.steps_per_epoch(len(fitting.images)) * fitting.recipe.optim.epochs
+    assert FOLLOWED / (1 - fitting.recipe.method.teacher_momentum) <= steps
+    assert fitting.recipe.method.teacher_momentum < base.method.teacher_momentum
 
 
 def test_commands_name_the_list_and_the_range() -> None:
