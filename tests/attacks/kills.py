@@ -24,7 +24,7 @@ from tests.attacks.forks import Ended, Signal, fork
 from tests.attacks.sound import CPU, MACHINE, architecture
 from tests.pretrain.small_runs import OVERRIDES
 
-PATIENCE = 180.0  # seconds for one command
+PATIENCE = 1200.0  # seconds for one command, on a machine that may be busy
 LEAVES_IN = 60.0  # seconds after a signal
 TRIES = 6  # for a moment at which the command still runs
 SIGNALS = (signal.SIGKILL, signal.SIGTERM)

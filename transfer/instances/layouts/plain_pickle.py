@@ -198,7 +198,9 @@ _CONTAINERS = (dict, list, tuple, set, frozenset, _Array)
 def _values_in(value: Any) -> Collection[Any]:
     if isinstance(value, dict):
         return value.values()
-    return value.values if isinstance(value, _Array) else value if isinstance(value, _CONTAINERS) else ()
+    if isinstance(value, _Array):
+        return value.values
+    return value if isinstance(value, list | tuple | set | frozenset) else ()
 
 
 def numbers(value: Any) -> list[Any]:
