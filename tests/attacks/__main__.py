@@ -70,7 +70,7 @@ def hub(work: Path) -> Iterator[str]:
     reading, writing = os.pipe()
     process = os.fork()
     if not process:
-        with Hub(work / "hub") as served:
+        with Hub(Path(tempfile.mkdtemp(prefix="hub-", dir=work))) as served:
             os.write(writing, served.url.encode())
             os.close(writing)
             threading.Event().wait()

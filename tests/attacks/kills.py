@@ -121,6 +121,7 @@ COMMANDS: dict[str, Words] = {
         "{o}/run",
         "optim.epochs=1",
         "optim.batch=8",
+        "method.clusters=4",
         "run.save_steps=1",
         *CPU,
     ),
