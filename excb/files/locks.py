@@ -90,8 +90,8 @@ def holder(lock: Path) -> str:
         words = Path(f"/proc/{number}/cmdline").read_text(encoding="utf-8", errors="replace").replace("\0", " ").strip()
     except OSError:  # it has just ended, or is another user's
         words = ""
-    reported = f" ({words[:_LONGEST]})" if words.isprintable() and words else ""
-    return f"process {number}{reported} on {platform.node()}"
+    shown = f" ({words[:_LONGEST]})" if words.isprintable() and words else ""
+    return f"process {number}{shown} on {platform.node()}"
 
 
 def _holding(lock: Path) -> int | None:

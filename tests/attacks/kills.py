@@ -24,7 +24,7 @@ from tests.attacks.forks import Ended, Signal, fork
 from tests.attacks.sound import CPU, MACHINE, architecture
 from tests.pretrain.small_runs import OVERRIDES
 
-PATIENCE = 180.0  # seconds for one command
+PATIENCE = 1200.0  # seconds for one command, on a machine that may be busy
 LEAVES_IN = 60.0  # seconds after a signal
 TRIES = 6  # for a moment at which the command still runs
 SIGNALS = (signal.SIGKILL, signal.SIGTERM)
@@ -121,6 +121,7 @@ COMMANDS: dict[str, Words] = {
         "{o}/run",
         "optim.epochs=1",
         "optim.batch=8",
+        "method.clusters=4",
         "run.save_steps=1",
         *CPU,
     ),
