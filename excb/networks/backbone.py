@@ -91,7 +91,7 @@ def images_at_once(network: nn.Module, image: Tensor) -> int:
         if isinstance(output, Tensor):
             largest.append(output.nbytes)
 
-    hooks = [layer.register_forward_hook(look) for layer in network.modules() if not next(layer.children(), None)]
+    hooks = [layer.register_forward_hook(look) for layer in network.modules() if next(layer.children(), None) is None]
     try:
         if len(hooks) > 1:  # of a single layer, the image itself says enough
             network(image)
