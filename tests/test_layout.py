@@ -215,7 +215,8 @@ def test_every_file_of_code_that_a_document_names_exists() -> None:
 
 
 def test_every_promise_names_tests_that_exist() -> None:
-    rows = [line for line in RELIABILITY.read_text(encoding="utf-8").splitlines() if line.startswith("| ")]
+    promised = RELIABILITY.read_text(encoding="utf-8").partition("## Attacks on whole commands")[0]  # then figures
+    rows = [line for line in promised.splitlines() if line.startswith("| ")]
     promises = [row for row in rows if not row.startswith(("| what", "| ---"))]
     offences = [row for row in promises if "::test_" not in row]
     for file, test in re.findall(r"`([\w/]+\.py)::(\w+)`", "\n".join(promises)):

@@ -230,7 +230,7 @@ class FeatureStore:
             UserError: the disk is full or the folder cannot be written.
         """
         if images:
-            json_text.write([*images], self.folder / CLIPPED, indent=None, advice=_ADVICE)
+            json_text.write_json([*images], self.folder / CLIPPED, indent=None, advice=_ADVICE)
 
     def clipped(self) -> list[int]:
         """The numbers that `write_clipped` kept; none where the file is damaged."""
@@ -271,7 +271,7 @@ class FeatureStore:
         return kept
 
     def _write_checksums(self) -> None:
-        json_text.write(self._written, self.folder / CHECKSUMS, indent=None, advice=_ADVICE)
+        json_text.write_json(self._written, self.folder / CHECKSUMS, indent=None, advice=_ADVICE)
 
     def _part(self, number: int) -> Path:
         return self.folder / f"{number:05}.part.npz"
@@ -288,7 +288,7 @@ class FeatureStore:
             "crc32": [self._written[number] for number in range(len(self._shards))],
             "made_from": description,
         }
-        json_text.write(meta, self.folder / META, advice=_ADVICE)
+        json_text.write_json(meta, self.folder / META, advice=_ADVICE)
         (self.folder / CHECKSUMS).unlink(missing_ok=True)
 
     def open(self) -> CachedFeatures:

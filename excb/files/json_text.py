@@ -45,7 +45,7 @@ def parse(
         raise ValueError("its values are nested too deeply") from None
 
 
-def write(values: Any, file: Path, *, indent: int | None = 2, advice: str = "") -> None:
+def write_json(values: Any, file: Path, *, indent: int | None = 2, advice: str = "") -> None:
     """Write plain values that `parse` reads, with the arguments and errors of `atomic.new_file`.
 
     Args:

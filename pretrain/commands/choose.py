@@ -154,7 +154,7 @@ def _experiment(
     recommendation = recommend(experiment)
     steps = next_steps(experiment, recommendation, choice)
     report = report_of(experiment, recommendation, steps, choice.data)
-    json_text.write(report, options.out / "choose.json")
+    json_text.write_json(report, options.out / "choose.json")
     page = options.out / "choose.html"
     write_text(render_choice(experiment, recommendation, steps, choice.data), page)
     if options.json:

@@ -101,7 +101,7 @@ class RunFolder:
             self._mirror.receive()
         if extends:
             self._reopen(recipe.steps_per_epoch(len(images)))
-        json_text.write({"excb_version": __version__, "recipe": recipe.to_dict(), "data": data}, file)
+        json_text.write_json({"excb_version": __version__, "recipe": recipe.to_dict(), "data": data}, file)
         if self._mirror is not None:
             self._mirror.claim(RECIPE)
 
@@ -215,7 +215,7 @@ class RunFolder:
 
     def report(self, figures: dict[str, Any]) -> None:
         """Write `report.json`."""
-        json_text.write(figures, self.path / REPORT)
+        json_text.write_json(figures, self.path / REPORT)
 
 
 def stored_recipe(folder: Path) -> bytes | None:

@@ -203,7 +203,7 @@ def run_cell(job: CellRun, sets: ImageSets, reporter: Reporter) -> int:
         "environment": environment() | {"threads": torch.get_num_threads(), "trained_on": device.type},
         "recipe": recipe.to_dict(),
     } | ({"ledger": found.to_dict()} if found else {})
-    json_text.write(contents, job.folder / FILE)
+    json_text.write_json(contents, job.folder / FILE)
     return 0
 
 

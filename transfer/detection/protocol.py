@@ -52,7 +52,7 @@ def measure(task: DetectionTask, options: DetectionOptions, reporter: Reporter) 
     if is_new and options.checks_first:
         run_on_rank0(lambda: preflight(engine, job))
     if is_new:
-        run_on_rank0(lambda: json_text.write(identity, job.folder / IDENTITY))
+        run_on_rank0(lambda: json_text.write_json(identity, job.folder / IDENTITY))
     with StopRequest() as stop:
         if not engine.train_detector(job, stop):
             if stop.received is not None:

@@ -72,7 +72,7 @@ def write_index(made: Vectors, file: Path) -> list[Path]:
     with new_file(file, advice="name another file") as temporary:
         faiss.write_index(index, str(temporary))
     names = file.with_name(f"{file.name}.json")
-    json_text.write(made.describe() | {"paths": list(made.paths)}, names, indent=1)
+    json_text.write_json(made.describe() | {"paths": list(made.paths)}, names, indent=1)
     return [file, names]
 
 

@@ -152,7 +152,7 @@ def _cost(task: Task, folder: Path) -> cost.Cost:
     except (OSError, ValueError, LookupError, TypeError):
         pass  # measured anew
     measured = cost.cost_of(task)
-    json_text.write({"identity": identity, "cost": measured.to_dict()}, file)
+    json_text.write_json({"identity": identity, "cost": measured.to_dict()}, file)
     return measured
 
 

@@ -236,7 +236,7 @@ def _result(file: Path) -> ResultRecord | None:
 
 def _remember(step: PlannedStep, folder: Path) -> None:
     records = _state(folder) | {step.name: identity(step) | {"sha256": _digest(folder / f"{step.name}.json")}}
-    json_text.write(records, folder / STATE)
+    json_text.write_json(records, folder / STATE)
 
 
 def _state(folder: Path) -> dict[str, Any]:

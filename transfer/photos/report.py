@@ -46,7 +46,7 @@ def write_findings(findings: Findings, out: Path, reporter: Reporter) -> list[Pa
         page = render_photos(findings, progress=bar.advance)
     write_text(page, out / PAGE)
     write_text(_table(findings), out / TABLE)
-    json_text.write(findings.to_dict(), out / JSON)
+    json_text.write_json(findings.to_dict(), out / JSON)
     return [out / PAGE, out / TABLE, out / JSON]
 
 

@@ -81,7 +81,7 @@ class Display:
         """
         if state.pointer is not None and state.pointer != self._pointer:
             self._pointer = state.pointer
-            json_text.write(state.pointer, self._folder / WATCH_BEST)
+            json_text.write_json(state.pointer, self._folder / WATCH_BEST)
         write_text(render_watch(state, refresh=None if ended else self._refresh), self._folder / PAGE)
 
     def end(self, state: WatchState) -> None:

@@ -41,9 +41,9 @@ def test_numbers_without_bounds_where_nobody_minds() -> None:
 
 def test_nothing_is_written_that_cannot_be_read(tmp_path: Path) -> None:
     file, odd = tmp_path / "a.json", {"caf\udce9": ["two\nlines", "=1", "\u2028", 2**64 - 1, 0.1, None]}
-    json_text.write(odd, file)
+    json_text.write_json(odd, file)
     assert json_text.parse(file.read_bytes()) == odd
     before = file.read_bytes()
     with pytest.raises(UserError, match=r"not written, since it could not be read again .*more than 64 bits"):
-        json_text.write({"a": 2**64}, file)
+        json_text.write_json({"a": 2**64}, file)
     assert (file.read_bytes(), list(tmp_path.iterdir())) == (before, [file])
