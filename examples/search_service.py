@@ -5,6 +5,7 @@ Run: pip install fastapi uvicorn python-multipart
      curl -F image=@query.jpg 'http://127.0.0.1:8000/search?k=5'
 
 The folder is embedded once, at the start; later starts read the cache. CKPT names the network (default: conv4_photos).
+With APPROXIMATE=1 searches go through a graph, which is built at the start: faster among many images, and not exact.
 """
 
 import io
@@ -23,6 +24,9 @@ import excb
 async def with_embeddings(app: FastAPI) -> AsyncIterator[None]:
     """Embed the folder before the first request."""
     app.state.embeddings = excb.embed(os.environ.get("CKPT", "conv4_photos"), os.environ["PHOTOS"])
+    app.state.approximate = os.environ.get("APPROXIMATE") == "1"
+    if app.state.approximate:
+        print(f"the graph finds {100 * app.state.embeddings.graph.recall():.1f} % of the ten nearest images")
     yield
 
 
@@ -37,5 +41,5 @@ def search(image: UploadFile, k: Annotated[int, Query(ge=1, le=100)] = 5) -> lis
         query.load()
     except (UnidentifiedImageError, OSError) as error:
         raise HTTPException(status_code=422, detail=f"not an image that can be read: {error}") from None
-    matches = app.state.embeddings.search(query, k=k)
+    matches = app.state.embeddings.search(query, k=k, approximate=app.state.approximate)
     return [{"path": match.path, "cosine": match.cosine} for match in matches]

@@ -16,6 +16,7 @@ from excb.console import Reporter, plural
 from excb.errors import UserError, require
 from excb.images.decoding import BrokenImageError, open_image
 from excb.images.picture import is_picture
+from excb.neighbours.approximate import ApproximateIndex
 from excb.neighbours.nearest import Index
 from excb.networks.features import embed_images as embed_pictures
 
@@ -114,7 +115,7 @@ class Embeddings(Vectors):
         """The files of matches or of paths, for `excb.image_grid`; of images in a folder."""
         return [Path(self.root) / (each if isinstance(each, str) else each.path) for each in matches]
 
-    def search(self, query: Any, k: int = 12) -> Any:
+    def search(self, query: Any, k: int = 12, *, approximate: bool = False) -> Any:
         """The k images nearest to a query by cosine, exact; equal ones in the order of their rows.
 
         An image that is among the embeddings finds itself first.
@@ -123,6 +124,7 @@ class Embeddings(Vectors):
             query: a path of these embeddings, a row's number or a `Match`; a PIL image, an array of pixels [H, W, 3], a
                 file or its bytes; a vector [D]. Several are a list of these, or vectors [Q, D].
             k: how many; all where there are fewer images.
+            approximate: search through `graph`, which is built first: faster among many images, and may miss some.
 
         Returns:
             A list of `Match`; of several queries, a list of these.
@@ -133,8 +135,8 @@ class Embeddings(Vectors):
         if isinstance(query, list) or self._holds_vectors(query):
             require(len(query) > 0, "there is no query: pass one, or several")
             rows = query if self._holds_vectors(query) else torch.stack([self.embed_query(each) for each in query])
-            return self.search_vectors(rows, k)
-        return self.search_vectors(self.embed_query(query)[None], k)[0]
+            return self.search_vectors(rows, k, approximate=approximate)
+        return self.search_vectors(self.embed_query(query)[None], k, approximate=approximate)[0]
 
     def _holds_vectors(self, query: Any) -> bool:
         """Whether a query is several vectors [Q, D], and not a grey image."""
@@ -143,7 +145,9 @@ class Embeddings(Vectors):
         floating = query.is_floating_point() if isinstance(query, Tensor) else query.dtype.kind == "f"
         return floating and query.shape[1] == self.rows.width
 
-    def search_vectors(self, queries: "np.ndarray | Tensor", k: int = 12) -> list[list[Match]]:
+    def search_vectors(
+        self, queries: "np.ndarray | Tensor", k: int = 12, *, approximate: bool = False
+    ) -> list[list[Match]]:
         """`search` for several vectors [Q, D] in one pass over the images."""
         require(k >= 1, f"k is {k}: ask for one image at least")
         rows = torch.as_tensor(np.asarray(queries, dtype=np.float32))
@@ -152,7 +156,8 @@ class Embeddings(Vectors):
             fits,
             f"queries of shape {list(rows.shape)} do not fit: these vectors have {plural(self.rows.width, 'number')}",
         )
-        neighbours = self._index.nearest(rows, min(k, len(self)))
+        index: Index | ApproximateIndex = self.graph if approximate else self._index
+        neighbours = index.nearest(rows, min(k, len(self)))
         return [
             [Match(self.paths[index], cosine, index) for index, cosine in zip(indices, cosines, strict=True)]
             for indices, cosines in zip(neighbours.indices.tolist(), neighbours.similarities.tolist(), strict=True)
@@ -185,6 +190,17 @@ class Embeddings(Vectors):
     def _index(self) -> Index:
         """The vectors, prepared for searching once; they stay where they are, on the disk or in memory."""
         return Index(in_place(self.rows))
+
+    @cached_property
+    def graph(self) -> ApproximateIndex:
+        """The graph of approximate searches, built once; `graph.recall()` measures how many of the nearest it finds.
+
+        It holds a copy of the vectors in memory.
+
+        Raises:
+            UserError: FAISS is missing.
+        """
+        return ApproximateIndex(in_place(self.rows))
 
     @cached_property
     def network(self) -> "Backbone":
