@@ -42,6 +42,10 @@ class LabelTable:
     @classmethod
     def read(cls, file: Path, *roots: Path) -> "LabelTable":
         """Read a file; its columns may be separated by commas, semicolons or tabs. Raises UserError."""
+        require(
+            not file.is_dir(),
+            f"the labels {file} are a folder: name a table (CSV), or none if the sub-folders of the images are classes",
+        )
         try:
             lines = read_text(file, "utf-8-sig").splitlines()
         except (OSError, UnicodeDecodeError) as error:

@@ -49,7 +49,9 @@ def extraction_of(task: Task) -> Extraction:
     return replace(task.extraction(task.train), unreadable="nan")
 
 
-def compute(task: Task, cache: Path | None, reporter: Reporter, *, loads: str = "") -> Embeddings:
+def compute(
+    task: Task, cache: Path | None, reporter: Reporter, *, loads: str = "", name_unreadable: bool = True
+) -> Embeddings:
     """The embeddings of a task's images; all ranks call this together.
 
     Rows go to the cache as they are computed, so that an interrupted call continues where it was, and nothing needs
@@ -60,6 +62,7 @@ def compute(task: Task, cache: Path | None, reporter: Reporter, *, loads: str = 
         cache: the folder that keeps rows; None keeps them in memory.
         reporter: prints notes and progress.
         loads: what `excb.load` takes to load the same network again; empty for one in memory.
+        name_unreadable: warn of images that cannot be read.
 
     Raises:
         UserError: no image can be read, or the cache cannot be written.
@@ -71,9 +74,10 @@ def compute(task: Task, cache: Path | None, reporter: Reporter, *, loads: str = 
     if unreadable:
         require(len(kept) > 0, f"no image of {images.root} can be read, such as {next(iter(unreadable.items()))}")
         some = "; ".join(f"{path} ({why})" for path, why in list(unreadable.items())[:NAMED])
-        own_reporter.warn(
-            f"{len(unreadable):,} of {plural(len(images), 'image')} cannot be read and have no vector: {some}"
-        )
+        if name_unreadable:
+            own_reporter.warn(
+                f"{len(unreadable):,} of {plural(len(images), 'image')} cannot be read and have no vector: {some}"
+            )
     readable: Rows = rows if len(kept) == len(images) else ChosenRows(rows, kept)
     paths: Sequence[str] = (
         images.paths if len(kept) == len(images) else [images.paths[index] for index in kept.tolist()]

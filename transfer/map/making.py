@@ -147,7 +147,9 @@ def known_columns(
         columns |= {column.name: column for column in read}
         if strangers:
             note(f"{plural(strangers, 'row')} of {table} without an image here")
-    for column in columns.values():
-        if column.known < len(paths):
-            note(f"{column.name}: {plural(len(paths) - column.known, 'image')} without a value, shown in grey")
+    gaps = [
+        f"{column.name} ({len(paths) - column.known:,})" for column in columns.values() if column.known < len(paths)
+    ]
+    if gaps:
+        note(f"images without a value are shown in grey: {', '.join(gaps)}")
     return list(columns.values())

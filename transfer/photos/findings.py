@@ -17,6 +17,8 @@ from .labelling import NextLabels
 from .labels import PhotoLabels
 from .prediction import GuessedLabels
 
+TRUSTED = 90.0  # percent of labels that a network has right, from which on its doubts are mostly errors
+
 
 @dataclass(frozen=True)
 class Findings:
@@ -67,6 +69,18 @@ class Findings:
             extra = sum(len(group) - 1 for group in self.copies)
             parts.append(f"{plural(extra, 'copy or near-copy', 'copies and near-copies')}")
         return ", ".join(parts)
+
+    @property
+    def doubt(self) -> str:
+        """How far labels to look at are to be believed; empty where the network is nearly always right."""
+        if self.comparison is None or self.labels.sets is not None:
+            return ""
+        if (right := self.comparison.best.accuracy) >= TRUSTED:
+            return ""
+        best = self.comparison.best.name
+        return (
+            f"{best} is right on {right:.0f} % of the labels, so many of these are right: look before you change one."
+        )
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON."""

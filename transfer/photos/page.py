@@ -80,11 +80,13 @@ def _sections(findings: Findings, show: Show) -> list[GallerySection]:
             show(each.path, each.suggestion, f"labelled {each.label} ({100 * each.probability:.0f} %): {each.path}")
             for each in findings.errors[:MOST_ERRORS]
         ]
-        note = (
-            "Each was predicted by models that did not see it, from all other labels. Look before you change anything."
-        )
+        notes = [
+            "Each was predicted by models that did not see it, from all other labels; percentages say how likely the "
+            "label is. Look before you change anything."
+        ]
+        notes += [findings.doubt] if findings.doubt else []
         sections.append(
-            GallerySection(f"{plural(len(findings.errors), 'label')} to look at", [PictureGroup(near)], [note])
+            GallerySection(f"{plural(len(findings.errors), 'label')} to look at", [PictureGroup(near)], notes)
         )
     if findings.predictions is not None:
         sections += _guesses(findings.predictions, show)
@@ -122,13 +124,18 @@ def _guesses(predictions: GuessedLabels, show: Show) -> list[GallerySection]:
     notes += [f"{plural(hidden, 'class has', 'classes have')} no picture here."] if hidden else []
     sections.append(GallerySection(f"{plural(len(predictions.sure), 'sure guess', 'sure guesses')}", groups, notes))
     if predictions.unsure:
-        near = [_shown(guess, show) for guess in predictions.unsure[:MOST_UNSURE]]
         title = plural(len(predictions.unsure), "unsure guess", "unsure guesses")
-        sections.append(GallerySection(title, [PictureGroup(near)], ["The least sure ones are shown."]))
+        # Where none is sure, the likeliest ones are of more use than the least likely.
+        some = predictions.unsure if predictions.sure else predictions.unsure[::-1]
+        which = "The least sure ones are shown." if predictions.sure else "The likeliest ones are shown."
+        near = [_shown(guess, show) for guess in some[:MOST_UNSURE]]
+        sections.append(GallerySection(title, [PictureGroup(near)], [which]))
     return sections
 
 
 def _shown(guess: Guess, show: Show) -> Picture:
+    if guess.copy_of:
+        return show(guess.path, guess.label, f"looks like {guess.copy_of}: {guess.path}")
     return show(guess.path, f"{guess.label} {100 * guess.probability:.0f} %", f"or {guess.second}: {guess.path}")
 
 

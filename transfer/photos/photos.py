@@ -1,6 +1,7 @@
 """`excb.Photos`: a folder of photographs, and all that can be said of it with the networks at hand."""
 
 import os
+from collections import defaultdict
 from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
@@ -32,7 +33,7 @@ from .label_kinds import kind_of_labels
 from .labelling import NextLabels, Rule, next_to_label
 from .labels import UNLABELLED, PhotoLabels, photo_labels
 from .options import SURE
-from .prediction import GuessedLabels, certainty_of, guesses_of
+from .prediction import GuessedLabels, certainty_of, guesses_of, with_copies
 from .report import check_out, write_findings
 from .validation import Classifier, cross_validate, fit_classifier, possible_parts, validation_fits, validation_parts
 
@@ -126,6 +127,10 @@ class Photos:
     def __len__(self) -> int:
         return len(self.images)
 
+    def __repr__(self) -> str:
+        labelled = int(self.labels.labelled.sum())
+        return f"<Photos in {self._scanned.root}: {plural(len(self), 'image')}, {labelled:,} labelled>"
+
     @cached_property
     def ledger(self) -> Ledger:
         """All that was left out or is doubted, counted: of the folder, and images that cannot be read."""
@@ -160,7 +165,11 @@ class Photos:
                 task = open_embedding(options, device, Reporter(quiet=True), self.images)
                 self.images = task.train  # with the range that was stated, or measured
                 self._embeddings[name] = compute(
-                    task, task.cache or options.features_folder, self._reporter, loads=name
+                    task,
+                    task.cache or options.features_folder,
+                    self._reporter,
+                    loads=name,
+                    name_unreadable=not self._embeddings,  # once, and not for each network
                 )
         return self._embeddings[name]
 
@@ -261,7 +270,23 @@ class Photos:
         probabilities = self.classifier(entry.name).probabilities(self.rows(entry.name)[asked])
         kind = entry.validated.kind
         guesses = guesses_of(kind, paths, probabilities, self.labels.classes, certainty.threshold)
+        if self.labels.sets is None:
+            guesses = with_copies(guesses, self._like_labelled)
         return GuessedLabels(entry.name, tuple(guesses), certainty)
+
+    @cached_property
+    def _like_labelled(self) -> dict[str, tuple[str, str]]:
+        """Of images without a label, a labelled one that looks the same, and its label; none where labels differ."""
+        of, paths = self.labels.of, self.images.paths
+        known = defaultdict[int, list[int]](list)
+        for index in np.flatnonzero(of != UNLABELLED).tolist():
+            known[int(self._copies[0][index])].append(index)
+        found = {}
+        for index in np.flatnonzero(of == UNLABELLED).tolist():
+            like = known.get(int(self._copies[0][index]), [])
+            if len({int(of[other]) for other in like}) == 1:
+                found[paths[index]] = paths[like[0]], self.labels.classes[int(of[like[0]])]
+        return found
 
     def label_next(self, count: int = 20, *, network: str | Path | None = None, rule: Rule | None = None) -> NextLabels:
         """Images to label next: ones that cover what has no label, then ones that the model is least sure of.

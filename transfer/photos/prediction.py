@@ -1,6 +1,7 @@
 """Predictions of images without a label: a calibrated probability each, and which of them to believe."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -26,6 +27,8 @@ class Guess:
         probability: of it, calibrated.
         sure: whether it is above the threshold.
         second: the likeliest class that is not guessed.
+        copy_of: a labelled image that looks the same, whose label this is; empty where there is none. It is sure then,
+            whatever its probability.
     """
 
     path: str
@@ -33,6 +36,7 @@ class Guess:
     probability: float
     sure: bool
     second: str
+    copy_of: str = ""
 
 
 @dataclass(frozen=True)
@@ -60,7 +64,10 @@ class Certainty:
         """For people."""
         error = f"Probabilities are off by {100 * self.calibration_error:.1f} points on average."
         if self.interval is None:
-            return f"No threshold has {100 * self.wanted:.0f} % right answers: all guesses are unsure. {error}"
+            return (
+                f"No threshold has {100 * self.wanted:.0f} % right answers, so guesses are unsure: label more "
+                f"images, or ask for fewer right answers (--sure). {error}"
+            )
         low, high = self.interval
         return (
             f"Guesses from {self.threshold:.2f} on are called sure: {100 * self.share:.0f} % of them, of which "
@@ -146,6 +153,27 @@ def guesses_of(
         Guess(path, classes[label], chance, chance >= threshold, _next(classes, labels, count))
         for path, labels, chances, count in zip(paths, order.tolist(), ranked.tolist(), counts, strict=True)
         for label, chance in zip(labels[:count], chances[:count], strict=True)
+    ]
+
+
+def with_copies(guesses: Sequence[Guess], labelled: Mapping[str, tuple[str, str]]) -> list[Guess]:
+    """Guesses of images with one label; those that look like a labelled image have its label.
+
+    Args:
+        guesses: one of each image.
+        labelled: of images that look like labelled ones, that image and its label.
+    """
+    return [
+        each
+        if each.path not in labelled
+        else replace(
+            each,
+            label=(label := labelled[each.path][1]),
+            sure=True,
+            second=each.second if label == each.label else each.label,
+            copy_of=labelled[each.path][0],
+        )
+        for each in guesses
     ]
 
 

@@ -19,7 +19,7 @@ from .page import pictures_of, render_photos
 from .prediction import Guess
 
 PAGE, TABLE, JSON = "photos.html", "photos.csv", "photos.json"
-LISTED = 20  # rows of each table on a terminal
+LISTED, GROUPS = 20, 3  # rows of each table on a terminal, and groups of copies
 COLUMNS = (
     "path",
     "label",
@@ -28,6 +28,7 @@ COLUMNS = (
     "probability",
     "sure",
     "second_guess",
+    "copy_of",
     "label_next",
     "possible_label",
 )
@@ -53,8 +54,10 @@ def write_findings(findings: Findings, out: Path, reporter: Reporter) -> list[Pa
 def answer(findings: Findings, reporter: Reporter) -> None:
     """Print it for people."""
     reporter.answer(findings.inventory)
-    for group in findings.copies[:3]:
+    for group in findings.copies[:GROUPS]:
         reporter.answer(f"look the same: {', '.join(group[:4])}{' ...' if len(group) > 4 else ''}")
+    if (more := len(findings.copies) - GROUPS) > 0:
+        reporter.answer(f"and {plural(more, 'group')} more, in the page and the table of --out")
     if findings.comparison is None:
         reporter.answer(f"No network is compared: {findings.why}")
     else:
@@ -70,14 +73,23 @@ def answer(findings: Findings, reporter: Reporter) -> None:
     if findings.predictions is not None:
         reporter.answer(findings.predictions.certainty.words)
         sure = len(findings.predictions.sure)
+        copies = sum(bool(guess.copy_of) for guess in findings.predictions.guesses)
         asked = len(findings.images) - findings.labelled
         reporter.answer(
             f"{plural(asked, 'image')} without a label: {sure:,} of "
             f"{plural(len(findings.predictions), 'guess', 'guesses')} sure"
+            + (f", {copies:,} of them since they look like a labelled image" if copies else "")
         )
     if findings.errors:
-        rows = [[each.path, each.label, each.suggestion] for each in findings.errors[:LISTED]]
-        reporter.table(f"{plural(len(findings.errors), 'label')} to look at", ["image", "label", "looks like"], rows)
+        rows = [
+            [each.path, f"{each.label} ({100 * each.probability:.0f} %)", each.suggestion]
+            for each in findings.errors[:LISTED]
+        ]
+        shown = f", the {LISTED} most suspicious" if len(findings.errors) > LISTED else ""
+        title = f"{plural(len(findings.errors), 'label')} to look at{shown}"
+        reporter.table(title, ["image", "label (how likely)", "looks like"], rows)
+        if findings.doubt:
+            reporter.answer(findings.doubt)
     if findings.next is not None:
         reporter.answer(f"Label next (by {findings.next.rule}): {', '.join(findings.next.paths[:LISTED])}")
 
@@ -102,12 +114,13 @@ def _table(findings: Findings) -> str:
 
 
 def _cells(guesses: Sequence[Guess]) -> tuple[str, ...]:
-    """Guess, probability, sure and second guess of an image; of several labels, these of each, in one order."""
+    """Guess, probability, sure, second guess and copy of an image; of several labels, these of each, in one order."""
     return (
         _joined([guess.label for guess in guesses]),
         _joined([f"{guess.probability:.4f}" for guess in guesses]),
         _joined(["yes" if guess.sure else "no" for guess in guesses]),
         guesses[0].second if guesses else "",
+        guesses[0].copy_of if guesses else "",
     )
 
 

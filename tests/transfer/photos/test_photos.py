@@ -2,6 +2,7 @@
 
 import csv
 import json
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -104,6 +105,19 @@ def test_copies_and_series_are_never_on_both_sides(folder: Path, tmp_path: Path)
     assert not {group[path] for path in train} & {group[path] for path in test}
     assert sorted(train + test) == sorted(path for path, *_ in [*days, *copies])
     assert len(test) == pytest.approx(0.25 * 38, abs=6)
+
+
+def test_a_copy_of_a_labelled_image_has_its_label(folder: Path, tmp_path: Path) -> None:
+    copied = tmp_path / "photos"
+    shutil.copytree(folder, copied)
+    with Image.open(folder / "red00.png") as image:
+        image.convert("RGB").save(copied / "again.jpg", quality=70)
+    rows = [(path, "blue" if path == "red00.png" else name) for path, name in labelled(folder, 8)]
+    photos = excb.Photos(copied, write_labels(tmp_path / "l.csv", rows), networks=[NETWORK], device="cpu", quiet=True)
+    (copy,) = (each for each in photos.predict().guesses if each.path == "again.jpg")
+    assert (copy.label, copy.sure, copy.copy_of) == ("blue", True, "red00.png")
+    assert not any(each.copy_of for each in photos.predict().guesses if each.path != "again.jpg")
+    assert repr(photos) == f"<Photos in {copied}: 43 images, 24 labelled>"
 
 
 def test_networks_of_other_channels_are_left_out(

@@ -37,7 +37,8 @@ _NO_ROWS = np.empty((0, 0), np.float32)
 def check_vectors_file(file: Path) -> None:
     """Raise UserError if embeddings cannot be written to a file of this name on this machine."""
     if file.suffix not in FORMATS or file.is_dir():
-        raise UserError(f"{file}: embeddings are written to a file that ends in {', '.join(FORMATS)}")
+        table = "; a spreadsheet is written by `Embeddings.to_csv` in Python" if file.suffix == ".csv" else ""
+        raise UserError(f"{file}: embeddings are written to a file that ends in {', '.join(FORMATS)}{table}")
     if file.suffix == ".parquet":
         require_pyarrow(_INSTEAD)
 
