@@ -142,6 +142,12 @@ def as_user_error(error: OSError) -> UserError | None:
     return UserError(f"{error.strerror}: {_ROOM}") if error.errno in NO_ROOM else None
 
 
+def with_remedy(error: OSError) -> str:
+    """The system's reason, and what to do about it where that is known."""
+    reason, remedy = error.strerror or str(error), _REMEDIES.get(error.errno or 0)
+    return f"{reason}: {remedy}" if remedy else reason
+
+
 def print_error(program: str, error: UserError) -> int:
     """Print a user's error as one line on stderr, unless another process does, and return the exit code."""
     if not error.already_reported:

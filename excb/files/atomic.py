@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from excb.errors import UserError, first_line
+from excb.errors import UserError, first_line, with_remedy
 from excb.files.locks import MOMENTS, acquire
 
 
@@ -24,7 +24,7 @@ def check_writable_folder(folder: Path) -> None:
         with tempfile.TemporaryFile(dir=nearest_existing(folder)):
             pass
     except OSError as error:
-        raise UserError(f"cannot write in {folder.absolute()}: {error.strerror or error}") from None
+        raise UserError(f"cannot write in {folder.absolute()}: {with_remedy(error)}") from None
 
 
 def nearest_existing(path: Path) -> Path:

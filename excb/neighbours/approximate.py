@@ -7,6 +7,7 @@ graphs", TPAMI 2020.
 import torch
 from torch import Tensor
 
+from excb.console import plural
 from excb.errors import UserError, require
 from excb.neighbours import tiling
 from excb.neighbours.backends import import_faiss
@@ -58,7 +59,7 @@ class ApproximateIndex:
             UserError: shapes differ, k is out of range, or a feature is NaN or infinite.
         """
         fits = queries.ndim == 2 and queries.shape[1] == self._rows.width
-        require(fits, f"queries of shape {list(queries.shape)} do not fit rows of {self._rows.width} numbers")
+        require(fits, f"queries of shape {list(queries.shape)} do not fit rows of {plural(self._rows.width, 'number')}")
         require(1 <= k <= len(self), f"k is {k}: choose 1 to {len(self):,}")
         units = UnitRows(queries, "query", torch.device("cpu"))
         wanted = min(len(self), max(self._breadth, 2 * k))

@@ -55,7 +55,7 @@ SEARCH = ALLOWED | dict.fromkeys(
         "excb.neighbours.unit_rows:UnitRows.__init__",
         "excb.neighbours.unit_rows:UnitRows.raw_span",
         "excb.neighbours.unit_rows:UnitRows.raw",
-        "excb.neighbours.proposals:_floors",
+        "excb.neighbours.proposals:_centre_and_floors",
         "excb.neighbours.proposals:propose_with_torch",
         "excb.neighbours.proposals:_Table._above_floor",
         "excb.neighbours.proposals:_Table.add",

@@ -61,7 +61,9 @@ RUNS: dict[str, tuple[str, ...]] = {
 # Options that these runs do not reach, and why.
 _MEASURES = "only a claim that is measured needs it, and with that its checkpoint: tests/transfer/reproduce has them"
 UNREACHED: dict[str, dict[str, str]] = {
-    "reproduce": dict.fromkeys(("batch_size", "cache", "data", "feature_precision", "no_cache", "workers"), _MEASURES),
+    "reproduce": dict.fromkeys(
+        ("batch_size", "cache", "data", "device", "feature_precision", "gpus", "no_cache", "workers"), _MEASURES
+    ),
 }
 
 

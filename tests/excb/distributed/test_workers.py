@@ -53,15 +53,26 @@ def test_whoever_stops_early_leaves_no_worker() -> None:
     assert multiprocessing.active_children() == []
 
 
-@pytest.mark.parametrize("deed", ["SIGSTOP", "pauses"])
-def test_workers_that_deliver_nothing_are_named(deed: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As where they are stopped, or their disk hangs; slow ones are waited for."""
+NOTHING = r"images \(\d+, \d+\) have delivered no batch for 0 minutes: their disk or"
+
+
+def test_workers_that_deliver_nothing_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where their disk hangs; slow ones are waited for."""
     monkeypatch.setattr(workers, "ASK", 0.01)
-    batches = watch_workers(loader(deed))
+    batches = watch_workers(loader("pauses"))
     assert torch.cat([next(batches), next(batches), next(batches)]).tolist() == list(range(12))
     monkeypatch.setattr(workers, "STALLED", 0.02)
-    with pytest.raises(ReadingError, match=r"images \(\d+, \d+\) have delivered no batch for 0 minutes: their disk or"):
+    with pytest.raises(ReadingError, match=NOTHING):
         next(batches)
+    assert multiprocessing.active_children() == []
+
+
+def test_workers_that_are_stopped_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stopped worker sends nothing more, not even batches that it had read before."""
+    monkeypatch.setattr(workers, "ASK", 0.01)
+    monkeypatch.setattr(workers, "STALLED", 0.2)
+    with pytest.raises(ReadingError, match=NOTHING):
+        list(watch_workers(loader("SIGSTOP")))
     assert multiprocessing.active_children() == []
 
 

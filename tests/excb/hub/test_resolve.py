@@ -128,7 +128,7 @@ def test_a_first_load_reads_the_file_and_builds_the_network_once(
     count("excb.checkpoint.exported.read", "read the folder")
     count("excb.checkpoint.exported.write_exported", "write")
     first = excb.load(name)
-    assert sorted(calls) == ["build", "read the file", "write"]
+    assert sorted(calls) == ["build", "read the file", "read the folder", "write"]
     calls.clear()
     again = excb.load(name)
     assert sorted(calls) == ["build", "read the folder"]
