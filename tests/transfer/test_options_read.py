@@ -2,6 +2,7 @@
 
 import argparse
 import dataclasses
+import importlib
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -54,16 +55,14 @@ RUNS: dict[str, tuple[str, ...]] = {
     "features": (f"{_TASK} --out {{out}}/a.npz",),
     "compare": ("{place}/results/knn.json {place}/results/knn.json",),
     "overlap": (f"{_RUN} --train {{place}}/data/train --test {{place}}/data/test --bits 3 --cosine 0.9 --calibrate 0",),
-    "reproduce": ("--list",),
+    "reproduce": ("--list", "--list --ckpt {place}/run"),
     "leaderboard": ("{place}/results --out {out}/board", "{place}/results --check"),
     "cache": ("--cache {place}/cache",),
 }
 # Options that these runs do not reach, and why.
 _MEASURES = "only a claim that is measured needs it, and with that its checkpoint: tests/transfer/reproduce has them"
 UNREACHED: dict[str, dict[str, str]] = {
-    "reproduce": dict.fromkeys(
-        ("batch_size", "cache", "data", "device", "feature_precision", "gpus", "no_cache", "workers"), _MEASURES
-    ),
+    "reproduce": dict.fromkeys(("batch_size", "cache", "data", "feature_precision", "no_cache", "workers"), _MEASURES),
 }
 
 
@@ -139,6 +138,7 @@ class Recorder:
             return of_arguments(recording(kind, self.read), argparse.Namespace(**vars(args)))
 
         monkeypatch.setattr(Parser, "parse_args", parse_args)
+        importlib.import_module("excb.transfer.reproduce.cli")  # which reads options itself
         for module in [name for name in sys.modules if name.startswith("excb.transfer.")]:
             if hasattr(sys.modules[module], "of_arguments"):
                 monkeypatch.setattr(sys.modules[module], "of_arguments", of_recorded)
