@@ -62,6 +62,7 @@ nitpick_ignore_regex = [
         "py:class",
         r"excb\.(pretrain\.(recipe\.Recipe|run\.gain\.Gain)|settings\.MethodSettings|method\.(Step|Clustered|Distilled))",
     ),
+    ("py:class", r"excb\.neighbours\.approximate\.ApproximateIndex"),
 ]
 napoleon_google_docstring = True
 napoleon_numpy_docstring = False
