@@ -45,17 +45,18 @@ def parse(
         raise ValueError("its values are nested too deeply") from None
 
 
-def write_json(values: Any, file: Path, *, indent: int | None = 2, advice: str = "") -> None:
+def write_json(values: Any, file: Path, *, indent: int | None = 2, allow_nan: bool = True, advice: str = "") -> None:
     """Write plain values that `parse` reads, with the arguments and errors of `atomic.new_file`.
 
     Args:
         values: of dictionaries, lists and scalars.
         file: the file.
         indent: of inner values, None for one line.
+        allow_nan: NaN and the infinities, which are not JSON, are written as Python reads them; else they are refused.
         advice: for the message, if it cannot be written.
     """
-    text = json.dumps(values, indent=indent) + "\n"
     with read_again(file):
+        text = json.dumps(values, indent=indent, allow_nan=allow_nan) + "\n"
         parse(text, large=True)
     write_text(text, file, advice=advice)
 

@@ -7,11 +7,10 @@ graphs", TPAMI 2020.
 import torch
 from torch import Tensor
 
-from excb.console import plural
-from excb.errors import UserError, require
+from excb.errors import require
 from excb.neighbours import tiling
-from excb.neighbours.backends import import_faiss
-from excb.neighbours.nearest import Neighbours, nearest
+from excb.neighbours.backends import available_backend, import_faiss
+from excb.neighbours.nearest import Neighbours, check_shapes, nearest
 from excb.neighbours.unit_rows import Rows, UnitRows
 
 LINKS = 32  # of a row, in each layer of the graph
@@ -24,23 +23,20 @@ class ApproximateIndex:
     """A bank with a graph: a search visits a small part of the rows and may miss some of the nearest.
 
     Cosines of the rows that it finds are computed in float64. The graph holds a copy of the rows in float32 and some
-    270 bytes of links a row; building it takes about as long as an exact search with a tenth of the rows.
+    270 bytes of links a row.
 
     Args:
         bank: [N, D] of any real type.
         breadth: candidates of a search: more of them find more of the nearest, in more time.
 
     Raises:
-        UserError: a feature is NaN or infinite, there is no row, or FAISS is missing.
+        UserError: a feature is NaN or infinite, or FAISS is missing.
     """
 
     def __init__(self, bank: Tensor | Rows, *, breadth: int = BREADTH) -> None:
-        require(len(bank) > 0, "there is no row to search")
         require(breadth >= 1, f"breadth is {breadth}: a search needs one candidate at least")
-        try:
-            faiss = import_faiss()
-        except ImportError:
-            raise UserError("approximate search needs FAISS: pip install faiss-cpu") from None
+        available_backend("faiss")
+        faiss = import_faiss()
         self._bank, self._breadth = bank, breadth
         self._rows = UnitRows(bank, "bank", torch.device("cpu"))
         self._graph = faiss.IndexHNSWFlat(self._rows.width, LINKS, faiss.METRIC_INNER_PRODUCT)
@@ -58,9 +54,7 @@ class ApproximateIndex:
         Raises:
             UserError: shapes differ, k is out of range, or a feature is NaN or infinite.
         """
-        fits = queries.ndim == 2 and queries.shape[1] == self._rows.width
-        require(fits, f"queries of shape {list(queries.shape)} do not fit rows of {plural(self._rows.width, 'number')}")
-        require(1 <= k <= len(self), f"k is {k}: choose 1 to {len(self):,}")
+        check_shapes(self._rows, queries, k, exclude_self=False)
         units = UnitRows(queries, "query", torch.device("cpu"))
         wanted = min(len(self), max(self._breadth, 2 * k))
         self._graph.hnsw.efSearch = wanted

@@ -62,7 +62,7 @@ def nearest(
     Raises:
         UserError: Shapes differ, k is out of range, a feature is NaN or infinite, or FAISS is missing.
     """
-    _check_shapes(bank, queries, k, exclude_self=exclude_self)
+    check_shapes(bank, queries, k, exclude_self=exclude_self)
     resolved, place = _where(bank, backend, device)
 
     def search(part: slice) -> Neighbours:
@@ -110,7 +110,7 @@ class Index:
         Raises:
             UserError: shapes differ, k is out of range, or a feature is NaN or infinite.
         """
-        _check_shapes(self._rows, queries, k, exclude_self=False)
+        check_shapes(self._rows, queries, k, exclude_self=False)
         search = Search(self._rows, k, self._backend, exclude_self=False)
         return _search(search, UnitRows(queries, "query", self._rows.device), 0, progress)
 
@@ -158,7 +158,8 @@ def _shape(features: Tensor | Rows | UnitRows) -> list[int]:
     return list(features.shape) if isinstance(features, Tensor) else [len(features), features.width]
 
 
-def _check_shapes(bank: Tensor | Rows | UnitRows, queries: Tensor | Rows, k: int, *, exclude_self: bool) -> None:
+def check_shapes(bank: Tensor | Rows | UnitRows, queries: Tensor | Rows, k: int, *, exclude_self: bool) -> None:
+    """Raise UserError unless queries fit a bank, and k its rows."""
     rows, wanted = _shape(bank), _shape(queries)
     if len(rows) != 2 or len(wanted) != 2 or rows[1] != wanted[1] or 0 in rows + wanted:
         raise UserError(

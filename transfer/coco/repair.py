@@ -78,7 +78,7 @@ def repaired(
 def write_repaired(made: Sequence[tuple[dict[str, Any], Repair]]) -> None:
     """Write the copies, atomically. Raises UserError where one cannot be written."""
     for contents, repair in made:
-        json_text.write_json(contents, repair.target, indent=None)
+        json_text.write_json(contents, repair.target, indent=None, allow_nan=False)
 
 
 class _Read:

@@ -48,7 +48,7 @@ def _show(repair: Repair, shell: Shell) -> None:
         shell.reporter.answer(f"{title}: no fault")
     else:
         shell.reporter.table(title, ["fault", "number", "in the copy", "such as"], repair.rows)
-    shell.reporter.note(f"{'would write_repaired' if shell.dry_run else 'wrote'} {repair.target}")
+    shell.reporter.note(f"{'would write' if shell.dry_run else 'wrote'} {repair.target}")
 
 
 def _places(options: DetectionOptions) -> dict[str, tuple[Path, Path]]:

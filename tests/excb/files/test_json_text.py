@@ -46,4 +46,6 @@ def test_nothing_is_written_that_cannot_be_read(tmp_path: Path) -> None:
     before = file.read_bytes()
     with pytest.raises(UserError, match=r"not written, since it could not be read again .*more than 64 bits"):
         json_text.write_json({"a": 2**64}, file)
+    with pytest.raises(UserError, match="not written"):
+        json_text.write_json({"a": float("nan")}, file, allow_nan=False)
     assert (file.read_bytes(), list(tmp_path.iterdir())) == (before, [file])

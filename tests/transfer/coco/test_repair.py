@@ -107,7 +107,7 @@ def test_all_faults_at_once_and_the_clean_copy(tree: Path, tmp_path: Path, capsy
     arguments = ["detection", "--data", str(tree), "--repair", str(tmp_path / "clean"), "--device", "cpu"]
     assert main([*arguments, "--dry-run"]) == 0
     assert not (tmp_path / "clean").exists()
-    capsys.readouterr()
+    assert f"would write {tmp_path / 'clean'}" in capsys.readouterr().err
     assert main(arguments) == 0
     report = capsys.readouterr().out
     for words, (count, names) in REPORT.items():
