@@ -57,7 +57,7 @@ def answer(findings: Findings, reporter: Reporter) -> None:
     for group in findings.copies[:GROUPS]:
         reporter.answer(f"look the same: {', '.join(group[:4])}{' ...' if len(group) > 4 else ''}")
     if (more := len(findings.copies) - GROUPS) > 0:
-        reporter.answer(f"and {plural(more, 'group')} more, in the page and the table of --out")
+        reporter.answer(f"and {plural(more, 'more group')}, in the page and the table of --out")
     if findings.comparison is None:
         reporter.answer(f"No network is compared: {findings.why}")
     else:
