@@ -24,7 +24,6 @@ from excb.ledger import Ledger, LedgerEntry
 from ..embeddings.computing import compute, open_embedding
 from ..embeddings.options import EmbedOptions
 from ..probes.logistic import STEPS
-from . import references
 from .comparison import Compared, Kind, NetworkComparison, most_frequent, single_groups
 from .findings import Findings
 from .grouping import copy_groups, members, with_series
@@ -34,11 +33,13 @@ from .labelling import NextLabels, Rule, next_to_label
 from .labels import UNLABELLED, PhotoLabels, photo_labels
 from .options import SURE
 from .prediction import GuessedLabels, certainty_of, guesses_of, with_copies
+from .references import references
 from .report import check_out, write_findings
 from .validation import Classifier, cross_validate, fit_classifier, possible_parts, validation_fits, validation_parts
 
 if TYPE_CHECKING:
     from ..embeddings.embeddings import Embeddings
+    from ..task import Task
 
 SPLIT = 0.2  # of the groups, for testing
 # Of the solver, for references. They have thousands of dimensions, in which it takes ten times as many to converge, and
@@ -99,7 +100,7 @@ class Photos:
         self.seed = seed
         self._device, self._cache = device, None if cache is None else Path(cache)
         self._reporter = Reporter(quiet=quiet or not is_rank0())
-        self._embeddings = dict[str, "Embeddings"]()
+        self._embeddings, self._tasks = dict[str, "Embeddings"](), dict[str, "Task"]()
         self._range = range
         self._scanned = found
         self._scanned.ledger.tell(self._reporter)
@@ -162,7 +163,7 @@ class Photos:
             self._reporter.note(f"embedding {plural(len(self), 'image')} with {name}")
             options = EmbedOptions(ckpt=name, device=self._device, cache=self._cache, range=self._range)
             with joined(self._device, stay=True) as device:
-                task = open_embedding(options, device, Reporter(quiet=True), self.images)
+                task = self._tasks[name] = open_embedding(options, device, Reporter(quiet=True), self.images)
                 self.images = task.train  # with the range that was stated, or measured
                 self._embeddings[name] = compute(
                     task,
@@ -215,9 +216,14 @@ class Photos:
 
         for name in self.networks:
             add(name, "network", self.rows(name)[known])
-        shown, first = self._shown(known), self.embeddings(self.networks[0]).backbone
-        for title, make in references.of(first, shown, self._reporter).items():
-            add(title, "reference", make())
+        best = max(entries[1:], key=lambda entry: entry.accuracy).name  # of equals the first
+        for title, make in references(self._tasks[best], self._shown(known), self._reporter).items():
+            try:
+                rows = make()
+            except UserError as error:  # such as colours where nothing says how a network's own transform changes them
+                self._reporter.note(f"no {title} beside the networks: {error}")
+            else:
+                add(title, "reference", rows)
         single = single_groups(kind_of_labels(labels).truth(labels, classes), groups)
         return NetworkComparison(tuple(entries), len(labels), classes, single)
 

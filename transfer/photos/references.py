@@ -1,49 +1,35 @@
-"""References of a comparison: pixels, colours, whitened patches, and the first network with random weights."""
+"""References of a comparison: pixels, colours, whitened patches, and a network with random weights."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from excb.console import Reporter
 from excb.images.image_set import Images
-from excb.networks.features import Inputs, extract
-from excb.references import patches
-from excb.references.baselines import REFERENCES, UNTRAINED, WITHOUT_NETWORK, features_without_network
-from excb.references.untrained import build_untrained, estimate_batchnorm, evenly_spread
+from excb.references.baselines import REFERENCES as TITLES
 
-if TYPE_CHECKING:
-    from excb.hub.backbone import Backbone
+from ..options import REFERENCES
+from ..task import Task
 
 
-def of(network: "Backbone | None", images: Images, reporter: Reporter) -> dict[str, Callable[[], Tensor]]:
-    """The title of each reference, and what makes its rows [N, D].
+def references(task: Task, images: Images, reporter: Reporter) -> dict[str, Callable[[], Tensor]]:
+    """The title of each reference, and what makes its rows [N, D], which come from the feature cache where it has them.
 
     Args:
-        network: gives its architecture and its preprocessing.
-        images: which patches are fitted on, too.
-        reporter: for progress.
+        task: of the network that gives architecture, preprocessing, device and cache.
+        images: those to make rows of; all can be read. Patches are fitted on them.
+        reporter: for notes and progress.
     """
-    assert network is not None
-    architecture, prepared = network.entry.architecture, network.transform
-
-    def rows_of(title: str, module: nn.Module) -> Tensor:
-        with reporter.progress(title, len(images)) as bar:
-            return extract(module, Inputs(images, prepared), progress=bar.advance).rows
-
-    def untrained() -> Tensor:
-        module = build_untrained(architecture)
-        estimate_batchnorm(module, evenly_spread(images), prepared)
-        return rows_of(REFERENCES[UNTRAINED], module)
-
-    made: dict[str, Callable[[], Tensor]] = {
-        title: partial(_without_network, name, images) for name, (title, _) in WITHOUT_NETWORK.items()
+    asked = replace(task, train=images, test=images)
+    return {
+        TITLES[name]: partial(_rows, asked, option, reporter)
+        for option, name in REFERENCES.items()
+        if option != "untrained" or not task.is_untrained
     }
-    made[patches.TITLE] = lambda: rows_of(patches.TITLE, patches.fitted(images, prepared))
-    made[REFERENCES[UNTRAINED]] = untrained
-    return made
 
 
-def _without_network(name: str, images: Images) -> Tensor:
-    return features_without_network(name, images).rows
+def _rows(task: Task, option: str, reporter: Reporter) -> Tensor:
+    title, made = task.reference(option)
+    return made().stored(task.train, title, reporter).all()

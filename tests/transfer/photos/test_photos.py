@@ -12,6 +12,7 @@ from PIL import Image
 
 import excb
 from excb import UserError
+from excb.features.extraction import Extraction
 from excb.transfer.cli import main
 from excb.transfer.photos.report import COLUMNS
 
@@ -81,6 +82,14 @@ def test_networks_stand_beside_references(photos: excb.Photos) -> None:
         low, high = entry.interval
         assert low <= entry.accuracy <= high
     assert (comparison.labelled, comparison.classes) == (24, 3)
+
+
+def test_references_come_from_the_cache(photos: excb.Photos, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    computed = photos.compare()
+    monkeypatch.setattr(Extraction, "run", lambda *_arguments, **_options: pytest.fail("features are computed again"))
+    again = excb.Photos(folder, networks=[NETWORK], device="cpu", quiet=True)
+    again.labels = photos.labels
+    assert again.compare().to_dict() == computed.to_dict()
 
 
 def test_the_wrong_label_is_doubted(photos: excb.Photos) -> None:
