@@ -25,6 +25,8 @@ TITLES = {
     TWIN: "the same network untrained",
     START: "the checkpoint it started from",
 }
+# Of an adapted run: its start and itself at the size that the start's checkpoint states, where the run has another.
+ORIGINAL_AT, RUN_AT = "the original at ", "this run at "
 # The figures, the one that decides first; without labels there is no k-NN.
 FIGURES = {
     "knn_top1": "k-NN top-1",
@@ -195,8 +197,15 @@ class RunFigures:
     @property
     def stronger(self) -> str | None:
         """The strongest of all references, if it is a network that was asked for and is better by more than chance."""
-        name = self.best_of(self.references.keys() - self.costs.keys())
+        resized = {name for name in self.references if name.startswith((ORIGINAL_AT, RUN_AT))}
+        name = self.best_of(self.references.keys() - self.costs.keys() - resized)
         return name if name not in TITLES and -self.lead(name) > self.margin(name) else None
+
+    @property
+    def original(self) -> str | None:
+        """The size at which the network that the run started from was measured besides, such as "224 pixels"."""
+        names = (name.removeprefix(ORIGINAL_AT) for name in self.references if name.startswith(ORIGINAL_AT))
+        return next(names, None)
 
     def lead(self, reference: str) -> float:
         """Points by which the decisive figure is ahead of a reference."""
@@ -241,6 +250,8 @@ def judge_run(run: RunFigures) -> RunVerdict:
     figures = {name: run.figures[name] for name in FIGURES if name in run.figures}
     gains = {} if run.adapted is None else dict(run.adapted.gains)
     learned, summary = run.adapted.judge() if run.adapted is not None and TARGET in gains else _learned(run)
+    if run.original is not None:
+        learned, summary = _beside_original(run, run.original, learned, summary)
     summary += "".join(f" {each.sentence(helps=bool(learned))}" for each in _comparisons(run))
     if others := [run.described(name) for name in run.references if name not in TITLES and name not in run.costs]:
         summary += f" For comparison: {', '.join(others)}."
@@ -260,6 +271,25 @@ def judge_run(run: RunFigures) -> RunVerdict:
         dict(run.costs),
         dict(run.margins),
     )
+
+
+def _beside_original(run: RunFigures, size: str, learned: bool | None, summary: str) -> tuple[bool | None, str]:
+    """The verdict on an adapted network, when its original is also measured at the size that its checkpoint states.
+
+    More pixels may be worth more than what the run gained at fewer.
+    """
+    original, resized = ORIGINAL_AT + size, RUN_AT + size
+    at_size, as_trained = run.references[resized][run.decisive], run.figures[run.decisive]
+    both = f"{run.described(original)}, {run.described(resized)}"
+    # Paired margins of either comparison are alike: the same images, the same original.
+    gained = max(at_size, as_trained) - run.references[original][run.decisive]
+    if learned and gained <= run.margin(original):
+        return None, (
+            f"Keep the original, and use it at {size}: {both}. What this run gained is at "
+            f"{run.recipe.views.eval_crop} pixels only. {summary}"
+        )
+    advice = "; evaluate it there" if learned and at_size > as_trained else ""
+    return learned, f"{summary} At the size that the original's checkpoint states: {both}{advice}."
 
 
 def _comparisons(run: RunFigures) -> list[BesideTeacher]:

@@ -20,6 +20,7 @@ from excb.files.foreign import read_bytes
 from excb.files.run_files import REPORT, read_metrics
 from excb.hub import loading
 from excb.hub.backbone import Backbone
+from excb.networks.backbone import check_resolution
 from excb.networks.preprocessing import Preprocessing
 from excb.references import patches
 from excb.references.baselines import WITHOUT_NETWORK, rows_of_inputs
@@ -29,7 +30,21 @@ from ..initialise import build_model, start_from
 from ..run.gain import SOURCE, TARGET, Adapted, Gain
 from ..run.monitor import MeasurementStoppedError, Monitor, NetworkFigures
 from ..run.taught import NetworkCost, measure_cost
-from ..verdict import FIGURES, GUESSING, PATCHES, RUN, START, TITLES, TWIN, RunFigures, RunVerdict, guessing, judge_run
+from ..verdict import (
+    FIGURES,
+    GUESSING,
+    ORIGINAL_AT,
+    PATCHES,
+    RUN,
+    RUN_AT,
+    START,
+    TITLES,
+    TWIN,
+    RunFigures,
+    RunVerdict,
+    guessing,
+    judge_run,
+)
 from .epoch_end import EpochEnd
 from .state import RunState
 
@@ -82,6 +97,8 @@ def verdict(
     for name, teacher in state.teaching.by_name().items():
         if name not in known:
             known |= compare.with_teacher(name, teacher)
+    if not any(name.startswith(ORIGINAL_AT) for name in known):
+        known |= compare.with_original()
     for name in against:
         path = f"./{name}" if name in (RUN, *TITLES) else name  # a folder may have the name of a reference
         if path not in known:
@@ -202,6 +219,25 @@ class _Comparison:
             for name, teacher in teachers.items()
         }
 
+    def with_original(self) -> Figures:
+        """The network that an adapted run started from and the run's, on images of the size that its checkpoint states.
+
+        Empty where that is the run's size: the usual references have it then.
+        """
+        return {} if self._state.progress.start is None else self._unless_gone(self._with_original)
+
+    def _with_original(self) -> Figures:
+        recipe = self._state.recipe
+        assert recipe.init is not None
+        own, ours = run_on_rank0(lambda: loading.read(str(recipe.init)).preprocessing), recipe.views.preprocessing
+        if (own.resize, own.crop) == (ours.resize, ours.crop):
+            return {}
+        original, at = self._start(), f"{own.crop} pixels"
+        check_resolution(original, [own.crop])
+        networks = {ORIGINAL_AT + at: original, RUN_AT + at: self._judged_network()}
+        transform = replace(ours, resize=own.resize, crop=own.crop)
+        return self._compare(networks, f"comparing at {at}", transform, decisive_only=True)
+
     def with_checkpoint(self, name: str) -> Figures:
         """A checkpoint, on images that are prepared as it wants them."""
         return self._unless_gone(lambda: self._with_checkpoint(name))
@@ -212,7 +248,12 @@ class _Comparison:
         return self._compare({name: backbone}, f"comparing with {name}", backbone.transform)
 
     def _compare(
-        self, networks: Mapping[str, nn.Module], title: str, transform: Preprocessing | None = None
+        self,
+        networks: Mapping[str, nn.Module],
+        title: str,
+        transform: Preprocessing | None = None,
+        *,
+        decisive_only: bool = False,
     ) -> Figures:
         with self._reporter.progress(title, self._monitor.passes) as bar:
 
@@ -221,7 +262,9 @@ class _Comparison:
                 if self._stop.received is not None:
                     raise MeasurementStoppedError
 
-            measured = self._monitor.compare(networks, advance, transform=transform, agreed=self._stop.agreed)
+            measured = self._monitor.compare(
+                networks, advance, transform=transform, agreed=self._stop.agreed, decisive_only=decisive_only
+            )
         self._run = measured.get(RUN, self._run)
         if (run := self._run) is not None:
             leads = {name: run.lead_over(each) for name, each in measured.items() if name != RUN}

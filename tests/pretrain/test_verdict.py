@@ -13,6 +13,7 @@ import pytest
 from excb.errors import UserError
 from excb.pretrain.__main__ import main
 from excb.pretrain.recipes import RECIPES
+from excb.pretrain.run.gain import TARGET, Adapted, Gain
 from excb.pretrain.run.monitor import Monitor
 from excb.pretrain.run.taught import NetworkCost
 from excb.pretrain.verdict import RunFigures, RunVerdict, guessing, judge_run
@@ -53,6 +54,26 @@ def test_a_student_is_judged_beside_its_teacher_which_is_no_mere_comparison() ->
     assert "It keeps 92 % of the k-NN top-1 of mobilenetv2 (60.0 of 65.0 %) at 1/4 of its time" in verdict.summary
     assert "For comparison: other (70.0 %). The strongest reference is other (70.0 %)" in verdict.summary
     assert RunVerdict.from_dict(json.loads(json.dumps(verdict.to_dict()))) == verdict
+
+
+@pytest.mark.parametrize(
+    ("original", "resized", "learned", "begins"),
+    [
+        (62.0, 63.0, None, "Keep the original, and use it at 224 pixels: the original at 224 pixels (62.0 %)"),
+        (62.0, 68.0, True, "Better than the original"),
+        (50.0, 40.0, True, "Better than the original"),
+    ],
+)
+def test_a_gain_at_fewer_pixels_is_judged_beside_the_original_as_its_checkpoint_states_it(
+    original: float, resized: float, learned: bool | None, begins: str
+) -> None:
+    gain = Gain("k-NN top-1", "2,640 images of the training set", 54.0, 60.0, 4.0, 8.0)
+    sizes = {"the original at 224 pixels": original, "this run at 224 pixels": resized}
+    verdict = judge_run(run(60.0, references=REFERENCES | sizes, adapted=Adapted({TARGET: gain}, 4, 400, 4)))
+    assert verdict.learned is learned
+    assert verdict.summary.startswith(begins)
+    assert ("evaluate it there" in verdict.summary) == (resized == 68.0)
+    assert "distil" not in " ".join(verdict.advice)
 
 
 def test_a_student_below_its_references_does_not_help() -> None:

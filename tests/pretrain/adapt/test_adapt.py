@@ -3,9 +3,11 @@
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -187,6 +189,32 @@ def test_the_best_epoch_is_kept_loaded_and_judged(
     (run / "checkpoints" / "step-6.pt").unlink()
     with pytest.warns(UserWarning, match="its best checkpoint cannot be used, the newest one is"):
         assert excb.load(run).entry.step == 12
+
+
+@pytest.mark.usefixtures("full_end")
+def test_the_original_is_also_measured_at_the_size_of_its_checkpoint(
+    finished: Path, starts: dict[str, Path], images: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "run"
+    line = command(starts["conv"], images, out, "optim.epochs=2", "views.eval_resize=16", "views.eval_crop=16")
+    assert main(line) == 0
+    references = report(out)["verdict"]["references"]
+    train = find_sets(images).train
+    assert train.labels is not None
+    for name, network in (("the original", starts["conv"]), ("this run", out)):
+        backbone = excb.load(network)
+        prepared = replace(backbone.transform, resize=32, crop=32)
+        rows = extract(backbone, Inputs(train, prepared)).rows.double().numpy()
+        rows /= np.linalg.norm(rows, axis=1, keepdims=True)
+        cosines = rows @ rows.T
+        np.fill_diagonal(cosines, -2)
+        right = []
+        for row, label in zip(cosines, train.labels, strict=True):
+            nearest = np.argsort(-row)[:3]
+            votes = np.bincount(train.labels[nearest], np.exp(row[nearest] / 0.07), minlength=3)
+            right.append(votes.argmax() == label)
+        assert references[f"{name} at 32 pixels"] == {"knn_top1": pytest.approx(100 * np.mean(right), abs=0.01)}
+    assert not any("pixels" in name for name in report(finished)["verdict"]["references"] if name != "pixels")
 
 
 def test_the_verdict_says_what_became_of_the_source(finished: Path) -> None:
