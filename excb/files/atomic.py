@@ -1,12 +1,14 @@
 """The one atomic writer: files and folders appear whole or not at all, also after a crash and with several writers.
 
-They are written beside their target under a unique name, flushed to the disk, and then renamed. Who changes what a file
-holds takes a lock first (`locked`). Files that grow (logs, resumable downloads) are not written here.
+They are written beside their target under a hidden, unique name, flushed to the disk, and then renamed. Their writer
+locks them, by which the next writer knows what killed ones left, and removes it. Who changes what a file holds takes a
+lock first (`locked`). Files that grow (logs, resumable downloads) are not written here.
 """
 
 import ctypes
 import errno
 import os
+import re
 import shutil
 import tempfile
 import uuid
@@ -15,7 +17,12 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from excb.errors import UserError, first_line, with_remedy
-from excb.files.locks import MOMENTS, acquire
+from excb.files.locks import MOMENTS, acquire, lock_open_file
+
+_HIDDEN = re.compile(r"\.(.+)\.[0-9a-f]{32}\.tmp", re.DOTALL)
+_NEW, _OLD = ".new", ".old"  # endings of folders that belong to a hidden file
+_MANY = 1000  # names in a folder that is listed once by each process, not before each file
+_LISTED: set[Path] = set()  # such folders
 
 
 def check_writable_folder(folder: Path) -> None:
@@ -48,7 +55,6 @@ def new_file(target: Path, *, advice: str = "") -> Iterator[Path]:
         UserError: it cannot be written. An older file is untouched.
     """
     with _partial(target, advice) as partial:
-        partial.touch(exist_ok=False)  # made here: a link that stands there is not followed
         yield partial
         flush(partial)
         partial.replace(target)
@@ -117,27 +123,75 @@ def new_folder(target: Path) -> Iterator[Path]:
         UserError: it cannot be written. An older folder is untouched.
     """
     with _partial(target) as partial:
-        partial.mkdir()
-        yield partial
-        for file in sorted(partial.rglob("*")):
-            flush(file)
-        flush(partial)
-        _replace_folder(partial, target)
+        unfinished = partial.with_suffix(_NEW)
+        try:
+            unfinished.mkdir()
+            yield unfinished
+            for file in sorted(unfinished.rglob("*")):
+                flush(file)
+            flush(unfinished)
+            _replace_folder(unfinished, target)
+        finally:
+            _remove(unfinished)
 
 
 @contextmanager
 def _partial(target: Path, advice: str = "") -> Iterator[Path]:
-    """Give a free path beside `target`, and remove what is left there."""
-    partial = target.with_name(f".{target.name}.{uuid.uuid4().hex}.tmp")
+    """Give a new file beside `target`, locked as long as its writer lives, and remove it if it is still there."""
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
+        _remove_leftovers(target.parent)
+        partial, lock = _new_and_locked(target)
         try:
             yield partial
             flush(target.parent)
         finally:
             _remove(partial)
+            os.close(lock)
     except OSError as error:
         raise UserError(f"cannot write {target}: {error}{advice and f'; {advice}'}") from None
+
+
+def _new_and_locked(target: Path) -> tuple[Path, int]:
+    """A hidden file beside `target`, and its descriptor, which holds the lock where the disk has locks."""
+    while True:
+        partial = target.with_name(f".{target.name}.{uuid.uuid4().hex}.tmp")
+        lock = os.open(partial, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o666)  # a link that stands there is not followed
+        lock_open_file(lock, wait=True)
+        if partial.exists():
+            return partial, lock
+        os.close(lock)  # another writer took it for a leftover before it was locked
+
+
+def _remove_leftovers(folder: Path) -> None:
+    """Remove what killed writers left in a folder: hidden files that nobody locks, and folders that belong to them.
+
+    Without locks (some network disks, Windows) nothing is removed, since their writers may be alive.
+    """
+    if folder in _LISTED:
+        return
+    with suppress(OSError):  # one may write in a folder that one may not list
+        names = [place.name for place in folder.iterdir()]
+        for hidden in filter(None, map(_HIDDEN.fullmatch, names)):
+            _remove_leftover(folder / hidden[0], folder / hidden[1])
+        if len(names) > _MANY:
+            _LISTED.add(folder)
+
+
+def _remove_leftover(partial: Path, target: Path) -> None:
+    """Remove a hidden file unless its writer lives."""
+    with suppress(OSError):
+        lock = os.open(partial, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK)
+        try:
+            if lock_open_file(lock, wait=False):
+                _remove(partial.with_suffix(_NEW))
+                aside = partial.with_suffix(_OLD)
+                if aside.exists() and not target.exists():  # killed between two steps of `_replace_in_two_steps`
+                    aside.rename(target)
+                _remove(aside)
+                _remove(partial)  # the last: without it nobody finds the others
+        finally:
+            os.close(lock)
 
 
 def _remove(path: Path) -> None:
@@ -174,7 +228,7 @@ def _exchange(first: Path, second: Path) -> bool:
 
 
 def _replace_in_two_steps(partial: Path, target: Path) -> None:
-    aside = partial.with_suffix(".old")
+    aside = partial.with_suffix(_OLD)
     target.rename(aside)
     try:
         partial.rename(target)

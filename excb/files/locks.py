@@ -67,6 +67,27 @@ def acquire(
             )
 
 
+def lock_open_file(descriptor: int, *, wait: bool) -> bool:
+    """Lock a file for as long as a descriptor that may write is open.
+
+    Args:
+        descriptor: of the file; a forked process inherits the lock with it.
+        wait: for another descriptor that holds the lock.
+
+    Returns:
+        Whether it is locked: False if another descriptor holds it, or if the disk or the system has no locks.
+    """
+    try:
+        import fcntl  # not on Windows
+    except ImportError:
+        return False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+    except OSError:
+        return False
+    return True
+
+
 def beat(lock: Path) -> None:
     """Say to whoever waits that the work advances, by the time of the lock's file."""
     with suppress(OSError):

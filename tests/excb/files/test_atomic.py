@@ -197,6 +197,97 @@ def test_a_link_in_place_of_the_new_file_is_not_followed(tmp_path: Path, monkeyp
     assert victim.read_bytes() == b"precious"
 
 
+LEFT = f"{'0123456789abcdef' * 2}"  # of a writer that was killed, and whose lock the system has released
+
+
+def left_behind(folder: Path, *endings: str) -> None:
+    """The hidden file of a killed writer of "target", and folders that belong to it."""
+    (folder / f".target.{LEFT}.tmp").touch()
+    for ending in endings:
+        write_text("left", folder / f".target.{LEFT}{ending}" / "a")
+
+
+@both
+@pytest.mark.parametrize("endings", [(), (".new",), (".old",), (".new", ".old")])
+def test_the_next_writer_removes_what_a_killed_one_left(tmp_path: Path, make: Make, endings: tuple[str, ...]) -> None:
+    make(tmp_path / "target", b"old")
+    left_behind(tmp_path, *endings)
+    make(tmp_path / "target", b"new")
+    assert names(tmp_path) == ["target"]
+
+
+def test_a_folder_whose_writer_was_killed_between_two_steps_comes_back(tmp_path: Path) -> None:
+    """It had moved the old one aside, and had not given its name to the new one."""
+    left_behind(tmp_path, ".new", ".old")
+    write_text("", tmp_path / "another")
+    assert names(tmp_path) == ["another", "target"]
+    assert tree(tmp_path / "target") == {"a": b"left"}
+
+
+@both
+def test_what_a_living_writer_writes_is_not_removed(tmp_path: Path, make: Make) -> None:
+    new = new_file if make is make_file else new_folder
+    with new(tmp_path / "target") as made:
+        hidden = names(tmp_path)
+        make_file(tmp_path / "target", b"another")
+        assert names(tmp_path) == [*hidden, "target"]
+        if make is make_folder:
+            (tmp_path / "target").unlink()  # a folder replaces no file
+        (made if make is make_file else made / "a").write_bytes(b"mine")
+    assert names(tmp_path) == ["target"]
+    assert set((tree(tmp_path / "target") or {}).values()) == {b"mine"}
+
+
+def test_where_a_disk_has_no_locks_nothing_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(atomic, "lock_open_file", lambda _descriptor, wait: False)
+    left_behind(tmp_path)
+    make_file(tmp_path / "target", b"new")
+    assert names(tmp_path) == [f".target.{LEFT}.tmp", "target"]
+
+
+def test_a_file_that_is_removed_before_it_is_locked_is_made_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    turns = iter([True, True, False])
+
+    def lock(_descriptor: int, *, wait: bool) -> bool:
+        if next(turns):
+            (only,) = tmp_path.iterdir()
+            only.unlink()
+        return wait
+
+    monkeypatch.setattr(atomic, "lock_open_file", lock)
+    make_file(tmp_path / "target", b"new")
+    assert names(tmp_path) == ["target"]
+    assert list(turns) == []
+
+
+@pytest.mark.parametrize(
+    "name", [".target.tmp", f"target.{LEFT}.tmp", f".target.{LEFT}.part", f".target.{LEFT[1:]}.tmp", ".target.lock"]
+)
+def test_other_hidden_files_stay(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).touch()
+    (tmp_path / f".target.{LEFT}.tmp").mkdir()  # a folder of such a name is none of ours
+    make_file(tmp_path / "target", b"new")
+    assert names(tmp_path) == sorted([name, f".target.{LEFT}.tmp", "target"])
+
+
+def test_a_folder_of_many_files_is_listed_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(atomic, "_MANY", 1)
+    for number in range(3):  # 2 names are many
+        make_file(tmp_path / str(number), b"new")
+    left_behind(tmp_path)
+    make_file(tmp_path / "3", b"new")
+    assert names(tmp_path) == [f".target.{LEFT}.tmp", "0", "1", "2", "3"]
+
+
+def test_a_folder_that_may_not_be_listed_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "iterdir", lambda folder: [(folder / "nothing").stat()])
+        make_file(tmp_path / "target", b"new")
+    assert tree(tmp_path / "target") == {"": b"new"}
+
+
 def test_names_of_new_things_are_never_the_same(tmp_path: Path) -> None:
     seen = set[Path]()
     for _ in range(100):
