@@ -21,7 +21,7 @@ _NONBLOCK = getattr(os, "O_NONBLOCK", 0)  # opening a named pipe would wait for 
 
 
 class TooLargeError(ValueError):
-    """What a file states it holds needs more memory than `memory_limit`; the file may be intact."""
+    """A file states that it holds more than `memory_limit` allows; it may be intact."""
 
 
 def memory_limit() -> int:
