@@ -70,10 +70,14 @@ def write_text(text: str, file: Path, *, advice: str = "") -> None:
 
 @contextmanager
 def read_again(file: Path) -> Iterator[None]:
-    """Run a reader on what will be `file`, before anything is replaced. Raises UserError if it fails."""
+    """Run a reader on what will be `file`, before anything is replaced.
+
+    Raises:
+        UserError: it refuses what it reads. Other errors are bugs, and pass with their traceback.
+    """
     try:
         yield
-    except (LookupError, OSError, TypeError, UserError, ValueError) as error:
+    except (OSError, UserError, ValueError) as error:
         reason = first_line(error)
         raise UserError(f"{file} is not written, since it could not be read again ({reason}): report this") from None
 

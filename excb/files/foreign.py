@@ -20,6 +20,10 @@ _DEFAULT = 1.0  # GB
 _NONBLOCK = getattr(os, "O_NONBLOCK", 0)  # opening a named pipe would wait for its writer
 
 
+class TooLargeError(ValueError):
+    """A file states that it holds more than `memory_limit` allows; it may be intact."""
+
+
 def memory_limit() -> int:
     """Bytes that a file may unpack to: $EXCB_MEMORY_LIMIT in GB, or 1 GB. Raises UserError if it is not a number."""
     text = os.environ.get(VARIABLE) or str(_DEFAULT)
@@ -33,9 +37,9 @@ def memory_limit() -> int:
 
 
 def check_memory(needed: float) -> None:
-    """Raise ValueError if what a file states it holds needs more bytes than `memory_limit`."""
+    """Raise TooLargeError if what a file states it holds needs more bytes than `memory_limit`."""
     if needed > (limit := memory_limit()):
-        raise ValueError(
+        raise TooLargeError(
             f"it would take {needed / GB:,.1f} GB of memory, more than {limit / GB:,.1f} GB: if you trust it, set "
             f"{VARIABLE} to more GB"
         )

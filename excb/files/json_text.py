@@ -55,7 +55,7 @@ def write_json(values: Any, file: Path, *, indent: int | None = 2, allow_nan: bo
         allow_nan: NaN and the infinities, which are not JSON, are written as Python reads them; else they are refused.
         advice: for the message, if it cannot be written.
     """
-    with read_again(file):
+    with read_again(file):  # not for TypeError: a value of another kind is a bug, and its traceback finds it
         text = json.dumps(values, indent=indent, allow_nan=allow_nan) + "\n"
         parse(text, large=True)
     write_text(text, file, advice=advice)

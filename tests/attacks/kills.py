@@ -1,5 +1,6 @@
 """Every command that writes is killed at random moments and run again, and must write what it writes undisturbed."""
 
+import csv
 import hashlib
 import importlib.util
 import json
@@ -62,6 +63,8 @@ COMMANDS: dict[str, Words] = {
         "{s}/coco",
         "--schedule",
         "smoke",
+        *(f"--set={each}" for each in ("min_sizes=96", "test_size=96", "max_size=160", "iterations=4", "steps=3")),
+        *("--set=warmup=1", "--set=save_every=2"),
         *MACHINE[:2],
         "--run",
         "{o}/d",
@@ -150,11 +153,11 @@ COMMANDS: dict[str, Words] = {
         "1",
         "--cells",
         "none",
-        *SHORT[1:5],
+        *OVERRIDES[:11],
         "optim.epochs=1",
         "optim.batch=8",
     ),
-    "choose": ("pretrain", "choose", "--no-pilots", "--data", "{s}/data/train", "--gpus", "0", "--out", "{o}/c"),
+    "choose": ("pretrain", "choose", "--no-pilots", "--data", "{s}/more", "--gpus", "0", "--out", "{o}/c"),
     "shrink": ("pretrain", "shrink", "--data", "{s}/data", "--side", "16", "--out", "{o}/small"),
     "draw": ("pretrain", "draw", "statistics", "{s}/run", "--out", "{o}/s.png"),
     "import": ("zoo", "import", "{s}/foreign.pth", "--name", "another", *architecture()),
@@ -287,7 +290,8 @@ def contents(file: Path) -> Any:
         case _:
             data = file.read_bytes()
             try:
-                return data.decode().splitlines()
+                lines = data.decode().splitlines()
+                return list(csv.DictReader(lines)) if file.suffix == ".csv" else lines
             except UnicodeDecodeError:
                 return data
 

@@ -30,6 +30,7 @@ def make(folder: Path) -> int:
     """Fill the folder; $EXCB_HOME and $EXCB_CACHE lie in it."""
     write_images(folder / DATA / "train", classes=3, each=5)
     write_images(folder / DATA / "test", classes=3, each=2)
+    write_images(folder / "more", each=12)  # enough for `choose`
     grow(folder / RUN, 10, 20)
     finish(folder / RUN, 20)
     grow(folder / "one", 10)

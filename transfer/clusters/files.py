@@ -13,6 +13,7 @@ import numpy as np
 
 from excb.errors import UserError
 from excb.files.cells import path_cell, text_cell
+from excb.files.csv_text import plain_table
 from excb.files.foreign import read_bytes, read_text
 from excb.images.image_set import Images
 from excb.results.result import ResultRecord
@@ -73,11 +74,7 @@ def to_csv(assignment: ClusterAssignment, images: Images) -> bytes:
     for name in ("similarity", "margin"):
         columns[name] = [f"{value:.6f}" for value in columns[name]]
     columns["label"] = list(map(text_cell, columns["label"]))
-    text = io.StringIO(newline="")
-    writer = csv.writer(text)
-    writer.writerow(HEADER)
-    writer.writerows(zip(*columns.values(), strict=True))
-    return text.getvalue().encode()
+    return plain_table(HEADER, zip(*columns.values(), strict=True), ends="\r\n").encode()
 
 
 def to_parquet(assignment: ClusterAssignment, images: Images) -> bytes:

@@ -8,9 +8,9 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from excb.errors import UserError, require
+from excb.errors import RefusedFileError, UserError, require
 from excb.files import json_text
-from excb.files.foreign import VARIABLE, read_bytes
+from excb.files.foreign import TooLargeError, read_bytes
 from excb.images.scanning import find_images
 from excb.ledger import NAMED, Ledger, LedgerEntry
 
@@ -179,9 +179,10 @@ def parse_file(file: Path) -> tuple[bytes, dict[str, Any]]:
     try:
         text = read_bytes(file)
         contents = json_text.parse(text, bounded=False)
+    except (RefusedFileError, TooLargeError) as error:
+        raise UserError(f"cannot read {file} ({error})") from None
     except (OSError, ValueError) as error:
-        advice = "" if VARIABLE in str(error) else ": download it again"  # too large is not damaged
-        raise UserError(f"cannot read {file} ({error}){advice}") from None
+        raise UserError(f"cannot read {file} ({error}): download it again") from None
     for kind in ("images", "annotations", "categories"):
         if not isinstance(contents, dict) or not isinstance(contents.get(kind), list):
             raise UserError(f"{file} has no list of '{kind}': name a file of COCO's instance annotations")

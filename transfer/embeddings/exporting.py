@@ -10,7 +10,8 @@ import torch
 from excb.console import plural
 from excb.errors import UserError, require
 from excb.files import json_text
-from excb.files.atomic import new_file
+from excb.files.atomic import new_file, read_again
+from excb.files.foreign import parsing
 from excb.neighbours.backends import import_faiss
 
 from ..exports.exported_images import ExportedImages
@@ -71,9 +72,23 @@ def write_index(made: Vectors, file: Path) -> list[Path]:
         index.add(np.ascontiguousarray(unit.float().numpy()))
     with new_file(file, advice="name another file") as temporary:
         faiss.write_index(index, str(temporary))
+        with read_again(file):
+            _check_index(temporary, index)
     names = file.with_name(f"{file.name}.json")
     json_text.write_json(made.describe() | {"paths": list(made.paths)}, names, indent=1)
     return [file, names]
+
+
+def _check_index(file: Path, index: Any) -> None:
+    """Raise ValueError unless a file holds as many vectors of the same width, the first and the last being the same."""
+    faiss = import_faiss()
+    with parsing():
+        read = faiss.read_index(str(file), faiss.IO_FLAG_MMAP)  # the vectors stay on the disk
+        if (read.ntotal, read.d, read.metric_type) != (index.ntotal, index.d, index.metric_type):
+            raise ValueError("other vectors")
+        for row in {0, index.ntotal - 1} if index.ntotal else ():
+            if not np.array_equal(read.reconstruct(row), index.reconstruct(row)):
+                raise ValueError("other vectors")
 
 
 def require_faiss() -> None:

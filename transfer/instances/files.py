@@ -1,12 +1,11 @@
 """The files of a result: scores of every query, candidate pairs as a challenge takes them, and a page to look at."""
 
-import csv
-import io
 from dataclasses import dataclass
 from pathlib import Path
 
 from excb.distributed.collectives import run_on_rank0
 from excb.files.atomic import write_text
+from excb.files.csv_text import plain_table
 from excb.results.result import ResultRecord
 
 from ..reporting import report
@@ -54,10 +53,9 @@ class InstanceFiles:
         queries = self.task.test.paths
         gallery = gallery_names(self.task.train, self.task.distractors)
         candidates = self.measured.candidates
-        text = io.StringIO()
-        writer = csv.writer(text, lineterminator="\n")
-        writer.writerow(["query_id", "reference_id", "score"])
-        for query, (images, similarities) in enumerate(zip(candidates.images, candidates.similarities, strict=True)):
-            for image, similarity in zip(images.tolist(), similarities.tolist(), strict=True):
-                writer.writerow([Path(queries[query]).stem, Path(gallery[image]).stem, f"{similarity:.9f}"])
-        return text.getvalue()
+        rows = (
+            [Path(queries[query]).stem, Path(gallery[image]).stem, f"{similarity:.9f}"]
+            for query, (images, similarities) in enumerate(zip(candidates.images, candidates.similarities, strict=True))
+            for image, similarity in zip(images.tolist(), similarities.tolist(), strict=True)
+        )
+        return plain_table(["query_id", "reference_id", "score"], rows)

@@ -1,7 +1,5 @@
 """The audit: pairs of train and test images that are almost the same, and the k-NN figure with and without them."""
 
-import csv
-import io
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -13,6 +11,7 @@ from torch import Tensor
 from excb.console import Reporter
 from excb.distributed.collectives import world_size
 from excb.files.cells import path_cell
+from excb.files.csv_text import plain_table
 from excb.images.image_set import Images
 from excb.inference import statistics
 from excb.neighbours.knn import vote
@@ -52,13 +51,9 @@ class Audit:
 
     def to_csv(self) -> str:
         """One line per pair, the most similar first."""
-        stream = io.StringIO()
-        writer = csv.writer(stream, lineterminator="\n")
-        writer.writerow(["test", "train", "cosine", "bits", "by", "mirrored"])
-        for pair in self.pairs:
-            cells = self.describe(pair).values()
-            writer.writerow([path_cell(cell) if isinstance(cell, str) else cell for cell in cells])
-        return stream.getvalue()
+        described = (self.describe(pair).values() for pair in self.pairs)
+        rows = [[path_cell(cell) if isinstance(cell, str) else cell for cell in cells] for cells in described]
+        return plain_table(["test", "train", "cosine", "bits", "by", "mirrored"], rows)
 
     def describe(self, pair: Pair) -> dict[str, Any]:
         """A pair with the names of its images, for JSON; the cosine is None without a checkpoint."""

@@ -1,7 +1,5 @@
 """The findings in a folder of photographs, printed, and written as a page and tables."""
 
-import csv
-import io
 from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,6 +9,7 @@ from excb.errors import require
 from excb.files import json_text
 from excb.files.atomic import check_writable_folder, write_text
 from excb.files.cells import path_cell, text_cell
+from excb.files.csv_text import plain_table
 from excb.images.image_set import Images
 from excb.images.scanning import refuse_among
 
@@ -102,15 +101,13 @@ def _table(findings: Findings) -> str:
     for error in findings.errors:
         errors[error.path].append(error.suggestion)
     ranks = {} if findings.next is None else {path: place for place, path in enumerate(findings.next.paths, 1)}
-    stream = io.StringIO()
-    writer = csv.writer(stream, lineterminator="\n")
-    writer.writerow(COLUMNS)
+    rows = []
     for index, (path, group) in enumerate(zip(findings.images.paths, findings.groups.tolist(), strict=True)):
         cells = _cells(guesses.get(path, []))
         name, rank = findings.labels.name(index), str(ranks.get(path, ""))
         texts = map(text_cell, (name, str(group), *cells, rank, _joined(errors.get(path, []))))
-        writer.writerow([path_cell(path), *texts])
-    return stream.getvalue()
+        rows.append([path_cell(path), *texts])
+    return plain_table(COLUMNS, rows)
 
 
 def _cells(guesses: Sequence[Guess]) -> tuple[str, ...]:

@@ -6,7 +6,7 @@ import io
 import pytest
 
 from excb.files.cells import path_cell, plain_text, text_cell
-from excb.files.csv_text import csv_table
+from excb.files.csv_text import check_table, csv_table, plain_table
 
 
 def test_rows_are_read_back_and_nothing_is_a_formula() -> None:
@@ -22,3 +22,19 @@ def test_no_text_is_a_formula_and_all_are_read_back(text: str) -> None:
     assert plain_text(text_cell(text)) == text
     assert text_cell(text)[:1] not in ("=", "+", "-", "@", "\t", "\r")
     assert path_cell(text)[:1] not in ("=", "+", "-", "@", "\t", "\r")
+
+
+@pytest.mark.parametrize("ends", ["\n", "\r\n"])
+def test_breaks_of_lines_in_names_are_no_rows(ends: str) -> None:
+    rows = [["a\rb", "a\nb"], ["a\r\nb", "caf\udce9\u2028"]]
+    text = plain_table(["x", "y"], rows, ends=ends)
+    assert list(csv.reader(io.StringIO(text, newline=""))) == [["x", "y"], *rows]
+    assert text.startswith(f"x,y{ends}")
+    assert text.endswith(ends)
+
+
+@pytest.mark.parametrize("text", ["x\n", "x\n1\n2\n", "x\n1,2\n", "x\n2\n", "x\n1\r2\n", f"x\n{'1' * 200_000}\n"])
+def test_a_table_that_is_read_as_another_is_found(text: str) -> None:
+    check_table(io.StringIO("x\n1\n", newline=""), [["x"], [1]])
+    with pytest.raises(ValueError, match="would"):
+        check_table(io.StringIO(text, newline=""), [["x"], [1]])

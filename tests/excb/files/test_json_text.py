@@ -48,4 +48,6 @@ def test_nothing_is_written_that_cannot_be_read(tmp_path: Path) -> None:
         json_text.write_json({"a": 2**64}, file)
     with pytest.raises(UserError, match="not written"):
         json_text.write_json({"a": float("nan")}, file, allow_nan=False)
+    with pytest.raises(TypeError, match="Path is not JSON serializable"):  # a bug of the caller keeps its traceback
+        json_text.write_json({"a": file}, file)
     assert (file.read_bytes(), list(tmp_path.iterdir())) == (before, [file])

@@ -3,6 +3,7 @@
 import base64
 import io
 import json
+import os
 import re
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,8 @@ from excb.neighbours.backends import import_faiss
 from excb.transfer.cli import main
 from excb.transfer.embeddings.copies import duplicates
 from excb.transfer.embeddings.copies.duplicates import star_groups
-from excb.transfer.embeddings.table.vectors import ArrayRows
+from excb.transfer.embeddings.exporting import write_index
+from excb.transfer.embeddings.table.vectors import ArrayRows, Vectors
 from tests.browser import chromium
 from tests.transfer.embeddings.photos import by_loop
 
@@ -168,6 +170,31 @@ def test_the_page_in_a_browser_fits_a_phone_and_asks_for_nothing(run: Path, phot
             assert page.run("document.documentElement.scrollWidth <= innerWidth")
             assert page.run("[...document.images].every((image) => image.complete && image.naturalWidth > 0)")
         assert page.problems == []
+
+
+@pytest.mark.parametrize("damage", ["none", "cut", "other width", "other vectors"])
+def test_an_index_that_would_be_read_as_another_is_not_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, damage: str
+) -> None:
+    faiss = pytest.importorskip("faiss") and import_faiss()
+    write, vectors = faiss.write_index, np.eye(5, 4, dtype=np.float32)
+
+    def damaged(index: Any, file: str) -> None:
+        if damage.startswith("other"):
+            index = faiss.IndexFlatIP(4 if damage == "other vectors" else 3)
+            index.add(np.ones((5, index.d), np.float32))
+        write(index, file)
+        if damage == "cut":
+            os.truncate(file, 40)
+
+    monkeypatch.setattr(faiss, "write_index", damaged)
+    rows = Vectors(ArrayRows(vectors), tuple("abcde"), str(tmp_path), {})
+    if damage == "none":
+        assert write_index(rows, tmp_path / "a.faiss")[0].exists()
+        return
+    with pytest.raises(UserError, match="not written, since it could not be read again"):
+        write_index(rows, tmp_path / "a.faiss")
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_the_index_is_searched_by_faiss(run: Path, photos: Path, tmp_path: Path) -> None:

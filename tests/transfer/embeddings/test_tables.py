@@ -84,6 +84,20 @@ def test_pandas_arrow_and_csv_hold_paths_and_vectors(tmp_path: Path) -> None:
     assert np.array_equal(np.array([row[1:] for row in rows], np.float32), VECTORS)
 
 
+def test_a_csv_that_would_be_read_as_another_is_not_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Deaf(csv.excel):
+        quoting = csv.QUOTE_NONE
+        escapechar = "!"
+
+    file, writer = made().to_csv(tmp_path / "a.csv"), csv.writer
+    before = file.read_bytes()
+    monkeypatch.setattr(csv, "writer", lambda stream: writer(stream, dialect=Deaf))
+    odd = excb.Embeddings.concatenate([made()[:1]]).with_labels(["two, three"])
+    with pytest.raises(UserError, match=r"not written, since it could not be read again .row 2 of a table"):
+        odd.to_csv(file)
+    assert file.read_bytes() == before
+
+
 LABELS = ["ant", None, "bee", "ant", "", "bee", None]
 KNOWN = ["ant", None, "bee", "ant", None, "bee", None]
 

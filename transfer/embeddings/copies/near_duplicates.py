@@ -1,7 +1,5 @@
 """Near-duplicates as a result: groups around one image each, the file of each to keep, and a CSV to act on."""
 
-import csv
-import io
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,8 +9,9 @@ import numpy as np
 import torch
 
 from excb.console import Reporter, plural
-from excb.files.atomic import write_bytes
+from excb.files.atomic import write_text
 from excb.files.cells import path_cell
+from excb.files.csv_text import plain_table
 from excb.images.decoding import BrokenImageError, stored_and_upright_size
 
 from ..table.vectors import Vectors
@@ -135,11 +134,7 @@ class NearDuplicates(Sequence[DuplicateGroup]):
         Raises:
             UserError: it cannot be written.
         """
-        text = io.StringIO(newline="")
-        writer = csv.writer(text)
-        writer.writerow(COLUMNS)
-        writer.writerows(self._rows())
-        write_bytes(text.getvalue().encode("utf-8", "surrogateescape"), Path(file))
+        write_text(plain_table(COLUMNS, self._rows(), ends="\r\n"), Path(file))
         return Path(file)
 
     def _rows(self) -> Iterator[list[Any]]:

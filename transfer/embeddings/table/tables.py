@@ -12,8 +12,9 @@ import torch
 
 from excb.console import plural
 from excb.errors import UserError, require
-from excb.files.atomic import new_file
+from excb.files.atomic import new_file, read_again
 from excb.files.cells import path_cell, text_cell
+from excb.files.csv_text import check_table
 from excb.neighbours.unit_rows import Rows
 
 from .files import arrow_columns
@@ -182,18 +183,17 @@ def write_csv(made: Vectors, file: Path) -> Path:
     Raises:
         UserError: it cannot be written.
     """
-    with (
-        new_file(file, advice="name another file") as temporary,
-        temporary.open("w", newline="", encoding="utf-8", errors="surrogateescape") as stream,
-    ):
-        writer = csv.writer(stream)
-        labelled = [] if made.labels is None else ["label"]
-        writer.writerow(["path", *labelled, *columns_of(made.rows.width)])
-        writer.writerows(_lines(made))
+    with new_file(file, advice="name another file") as temporary:
+        with temporary.open("w", newline="", encoding="utf-8", errors="surrogateescape") as stream:
+            csv.writer(stream).writerows(_lines(made))
+        with read_again(file), temporary.open(newline="", encoding="utf-8", errors="surrogateescape") as stream:
+            check_table(stream, _lines(made))
     return file
 
 
 def _lines(made: Vectors) -> Iterator[list[Any]]:
+    labelled = [] if made.labels is None else ["label"]
+    yield ["path", *labelled, *columns_of(made.rows.width)]
     start = 0
     for part in made.parts():
         for number, row in enumerate(part, start):
