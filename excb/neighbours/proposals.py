@@ -11,10 +11,9 @@ import torch
 from torch import Tensor
 
 from excb.neighbours import backends, tiling
-from excb.neighbours.precision import SINGLE, float32_error, lowered
+from excb.neighbours.centring import Centre
+from excb.neighbours.precision import SINGLE, float32_error
 from excb.neighbours.unit_rows import UnitRows
-
-CENTRED = 3  # more than the length of a unit row less a centre, with one more rounding: a factor of `float32_error`
 
 
 @dataclass(frozen=True)
@@ -38,36 +37,28 @@ def propose_with_torch(bank: UnitRows, wanted: int, queries: Tensor, *, kind: to
         kind: precision of the products, float32 or bfloat16.
         spread: standard deviations by which the floor is lower than the estimate.
     """
-    low, error = lowered(queries.float(), kind)
-    centre, floors = _centre_and_floors(bank, wanted, low, kind, spread)
+    sample, order = _sample(bank, wanted, spread, queries.device)
+    centre = Centre(sample, kind)
+    centred = centre.queries(queries)
+    low, in_sample = centred.low, centre.rows(sample).low
+    floors = torch.cat([of_rank(some @ in_sample.T, order) for some in low.split(tiling.BLOCK)])
     table = _Table(tiling.table_width(len(bank), wanted, spread), floors)
-    longest, worst, step = 0.0, 0.0, min(tiling.BLOCK, len(queries))
+    length, lost, lost_offset, step = 0.0, 0.0, 0.0, min(tiling.BLOCK, len(queries))
     for tile in tiling.spans(len(bank), max(step, bank.width), tiling.BUDGET, queries.device):
-        single = bank.approximate(tile).sub_(centre)
-        longest = max(longest, 1.01 * torch.linalg.vector_norm(single, dim=1).max().item())
-        rows, lost = lowered(single, kind)
-        worst = max(worst, lost.max().item())
+        rows = centre.rows(bank.approximate(tile))
+        length, lost, lost_offset = max(length, rows.length), max(lost, rows.lost), max(lost_offset, rows.lost_offset)
         for start in range(0, len(queries), step):
-            table.add(start, tile.start, low[start : start + step], rows)
+            table.add(start, tile.start, low[start : start + step], rows.low)
     rounding = 0.0 if kind == torch.float32 else 0.51 * torch.finfo(kind).eps
-    error = longest * error + worst + CENTRED * float32_error(bank.width)
+    error = centre.error(centred, length, lost, lost_offset)
     return Proposal(table.rows, table.values, table.floor.float(), error, rounding)
 
 
-def _centre_and_floors(
-    bank: UnitRows, wanted: int, queries: Tensor, kind: torch.dtype, spread: int
-) -> tuple[Tensor, Tensor]:
-    """The mean [D] of a sample of the bank, and an estimate [Q] of the value of rank about 2 k, in the values' type.
-
-    Values are products with the rows less this mean. That lowers all values of a query by the same number, and shorter
-    rows and smaller values lose less in low precision.
-    """
+def _sample(bank: UnitRows, wanted: int, spread: int, device: torch.device) -> tuple[Tensor, int]:
+    """Unit rows [n, D] in float32 from all over the bank, and the rank among them that about 2 k of its rows pass."""
     count, order = tiling.sample_size(len(bank), wanted, spread)
     places = (torch.arange(count, dtype=torch.float64) * ((5**0.5 - 1) / 2) % 1 * len(bank)).long()
-    sample = bank.pick(places.to(queries.device)).float()
-    centre = sample.mean(0)
-    low, _ = lowered(sample.sub_(centre), kind)
-    return centre, torch.cat([of_rank(some @ low.T, order) for some in queries.split(tiling.BLOCK)])
+    return bank.pick(places.to(device)).float(), order
 
 
 def of_rank(values: Tensor, rank: int) -> Tensor:

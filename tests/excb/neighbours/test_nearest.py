@@ -471,7 +471,7 @@ def test_values_are_similarities_less_a_number_of_the_query(kind: torch.dtype) -
         assert lower[own].max() - lower[own].min() <= 2 * allowed[query][here[query]].max()
     if kind == torch.bfloat16:
         _, lost = lowered(unit_bank.float(), kind)
-        assert proposal.error.max() < lost.max()  # the error of the bank's rows alone, were they not centred
+        assert proposal.error.max() < 0.7 * lost.max()  # the error of the bank's rows alone, were nothing centred
 
 
 def searches(backends: Sequence[Backend]) -> list[Neighbours]:
