@@ -7,7 +7,9 @@ lock first (`locked`). Files that grow (logs, resumable downloads) are not writt
 
 import ctypes
 import errno
+import hashlib
 import os
+import platform
 import re
 import shutil
 import tempfile
@@ -19,7 +21,8 @@ from pathlib import Path
 from excb.errors import UserError, first_line, with_remedy
 from excb.files.locks import MOMENTS, acquire, lock_open_file
 
-_HIDDEN = re.compile(r"\.(.+)\.[0-9a-f]{32}\.tmp", re.DOTALL)
+_MACHINE = hashlib.sha256(platform.node().encode()).hexdigest()[:8]  # some network disks show no machine others' locks
+_HIDDEN = re.compile(rf"\.(.+)\.{_MACHINE}[0-9a-f]{{24}}\.tmp", re.DOTALL)
 _NEW, _OLD = ".new", ".old"  # endings of folders that belong to a hidden file
 _MANY = 1000  # names in a folder that is listed once by each process, not before each file
 _LISTED: set[Path] = set()  # such folders
@@ -159,7 +162,7 @@ def _partial(target: Path, advice: str = "") -> Iterator[Path]:
 def _new_and_locked(target: Path) -> tuple[Path, int]:
     """A hidden file beside `target`, and its descriptor, which holds the lock where the disk has locks."""
     while True:
-        partial = target.with_name(f".{target.name}.{uuid.uuid4().hex}.tmp")
+        partial = target.with_name(f".{target.name}.{_MACHINE}{uuid.uuid4().hex[8:]}.tmp")
         lock = os.open(partial, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o666)  # a link that stands there is not followed
         lock_open_file(lock, wait=True)
         if partial.exists():
@@ -170,12 +173,14 @@ def _new_and_locked(target: Path) -> tuple[Path, int]:
 def _remove_leftovers(folder: Path) -> None:
     """Remove what killed writers left in a folder: hidden files that nobody locks, and folders that belong to them.
 
-    Without locks (some network disks, Windows) nothing is removed, since their writers may be alive.
+    Those of other machines stay, and without locks (some network disks, Windows) all do, since their writers may be
+    alive.
     """
     if folder in _LISTED:
         return
     with suppress(OSError):  # one may write in a folder that one may not list
-        names = [place.name for place in folder.iterdir()]
+        with os.scandir(folder) as entries:  # a quarter of pathlib's time, before every write
+            names = [entry.name for entry in entries]
         for hidden in filter(None, map(_HIDDEN.fullmatch, names)):
             _remove_leftover(folder / hidden[0], folder / hidden[1])
         if len(names) > _MANY:

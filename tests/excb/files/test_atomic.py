@@ -190,14 +190,14 @@ def test_a_link_in_place_of_the_new_file_is_not_followed(tmp_path: Path, monkeyp
     """Even where somebody could guess its name."""
     victim = tmp_path / "victim"
     victim.write_bytes(b"precious")
-    monkeypatch.setattr("excb.files.atomic.uuid.uuid4", lambda: SimpleNamespace(hex="guessed"))
-    (tmp_path / ".target.guessed.tmp").symlink_to(victim)
+    monkeypatch.setattr("excb.files.atomic.uuid.uuid4", lambda: SimpleNamespace(hex="01234567guessed"))
+    (tmp_path / f".target.{atomic._MACHINE}guessed.tmp").symlink_to(victim)
     with pytest.raises(UserError, match="File exists"):
         write_text("new", tmp_path / "target")
     assert victim.read_bytes() == b"precious"
 
 
-LEFT = f"{'0123456789abcdef' * 2}"  # of a writer that was killed, and whose lock the system has released
+LEFT = f"{atomic._MACHINE}{'0123456789ab' * 2}"  # of a writer that was killed, and whose lock the system has released
 
 
 def left_behind(folder: Path, *endings: str) -> None:
@@ -236,6 +236,14 @@ def test_what_a_living_writer_writes_is_not_removed(tmp_path: Path, make: Make) 
         (made if make is make_file else made / "a").write_bytes(b"mine")
     assert names(tmp_path) == ["target"]
     assert set((tree(tmp_path / "target") or {}).values()) == {b"mine"}
+
+
+def test_what_another_machine_left_stays(tmp_path: Path) -> None:
+    """Some network disks show no machine the locks of others: its writer may be alive."""
+    other = tmp_path / f".target.{'f' * 8}{LEFT[8:]}.tmp"
+    other.touch()
+    make_file(tmp_path / "target", b"new")
+    assert names(tmp_path) == sorted([other.name, "target"])
 
 
 def test_where_a_disk_has_no_locks_nothing_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -283,7 +291,7 @@ def test_a_folder_of_many_files_is_listed_once(tmp_path: Path, monkeypatch: pyte
 
 def test_a_folder_that_may_not_be_listed_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patch:
-        patch.setattr(Path, "iterdir", lambda folder: [(folder / "nothing").stat()])
+        patch.setattr("excb.files.atomic.os.scandir", lambda folder: (folder / "nothing").stat())
         make_file(tmp_path / "target", b"new")
     assert tree(tmp_path / "target") == {"": b"new"}
 
