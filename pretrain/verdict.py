@@ -60,8 +60,9 @@ class RunVerdict:
         gains: of a run that started from a trained network and measured it: what became of it, on the images that it
             is for (`target`) and those that it knew (`source`). Then `learned` is whether it is better than it was.
         costs: of a run that learned from teachers: its own network's (`run`) and each teacher's.
-        margins: points that the lead over a reference must exceed to be more than chance, by its name. The sampling
-            unit is an image, as query and as neighbour of the others.
+        margins: points that the lead over a reference must exceed to be more than chance, by its name; of an adapted
+            run at the original's size, its lead over the original there. The sampling unit is an image, as query and as
+            neighbour of the others.
     """
 
     learned: bool | None
@@ -281,9 +282,9 @@ def _beside_original(run: RunFigures, size: str, learned: bool | None, summary: 
     original, resized = ORIGINAL_AT + size, RUN_AT + size
     at_size, as_trained = run.references[resized][run.decisive], run.figures[run.decisive]
     both = f"{run.described(original)}, {run.described(resized)}"
-    # Paired margins of either comparison are alike: the same images, the same original.
-    gained = max(at_size, as_trained) - run.references[original][run.decisive]
-    if learned and gained <= run.margin(original):
+    ahead = run.lead(original) > run.margin(original)
+    ahead_at_size = at_size - run.references[original][run.decisive] > run.margin(resized)
+    if learned and not ahead and not ahead_at_size:
         return None, (
             f"Keep the original, and use it at {size}: {both}. What this run gained is at "
             f"{run.recipe.views.eval_crop} pixels only. {summary}"

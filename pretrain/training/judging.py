@@ -4,6 +4,7 @@ import math
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import cached_property
 from pathlib import Path
 from typing import TypeVar
 
@@ -20,6 +21,7 @@ from excb.files.foreign import read_bytes
 from excb.files.run_files import REPORT, read_metrics
 from excb.hub import loading
 from excb.hub.backbone import Backbone
+from excb.inference.estimate import Estimate
 from excb.networks.backbone import check_resolution
 from excb.networks.preprocessing import Preprocessing
 from excb.references import patches
@@ -93,12 +95,12 @@ def verdict(
     compare = _Comparison(state, measured.monitor, reporter, stop, folder)
     if RUN not in known:
         known = compare.usual()
+        if START in known and state.progress.start is not None:
+            known |= compare.with_original()
     costs = compare.costs()
     for name, teacher in state.teaching.by_name().items():
         if name not in known:
             known |= compare.with_teacher(name, teacher)
-    if not any(name.startswith(ORIGINAL_AT) for name in known):
-        known |= compare.with_original()
     for name in against:
         path = f"./{name}" if name in (RUN, *TITLES) else name  # a folder may have the name of a reference
         if path not in known:
@@ -190,7 +192,7 @@ class _Comparison:
         """The run and its references, from one pass over the images."""
         recipe, images = self._state.recipe, self._monitor.images
         networks: dict[str, nn.Module] = {
-            RUN: self._judged_network(),
+            RUN: self._judged_network,
             TWIN: self._untrained(),
         }
         networks |= {
@@ -198,7 +200,7 @@ class _Comparison:
         }
         networks |= self._unless_gone(lambda: {PATCHES: self._patches()})
         if recipe.init is not None:
-            networks |= self._unless_gone(lambda: {START: self._start()})
+            networks |= self._unless_gone(lambda: {START: self._start})
         figures = self._compare(networks, "comparing with references")
         labels = None if images.labels is None else images.labels.tolist()
         guesses = guessing(labels if images.classes else None, measured=len(images), k=recipe.monitor.k)
@@ -224,7 +226,7 @@ class _Comparison:
 
         Empty where that is the run's size: the usual references have it then.
         """
-        return {} if self._state.progress.start is None else self._unless_gone(self._with_original)
+        return self._unless_gone(self._with_original)
 
     def _with_original(self) -> Figures:
         recipe = self._state.recipe
@@ -232,11 +234,16 @@ class _Comparison:
         own, ours = run_on_rank0(lambda: loading.read(str(recipe.init)).preprocessing), recipe.views.preprocessing
         if (own.resize, own.crop) == (ours.resize, ours.crop):
             return {}
-        original, at = self._start(), f"{own.crop} pixels"
-        check_resolution(original, [own.crop])
-        networks = {ORIGINAL_AT + at: original, RUN_AT + at: self._judged_network()}
+        check_resolution(self._start, [own.crop])
+        at = f"{own.crop} pixels"
+        original, resized = ORIGINAL_AT + at, RUN_AT + at
+        networks = {original: self._start, resized: self._judged_network}
         transform = replace(ours, resize=own.resize, crop=own.crop)
-        return self._compare(networks, f"comparing at {at}", transform, decisive_only=True)
+        measured = self._measure(networks, f"comparing at {at}", transform, decisive_only=True)
+        assert self._run is not None
+        pairs = {original: self._run, resized: measured[resized]}
+        self._add_margins({name: each.lead_over(measured[original]) for name, each in pairs.items()})
+        return _rounded(measured)
 
     def with_checkpoint(self, name: str) -> Figures:
         """A checkpoint, on images that are prepared as it wants them."""
@@ -248,13 +255,28 @@ class _Comparison:
         return self._compare({name: backbone}, f"comparing with {name}", backbone.transform)
 
     def _compare(
+        self, networks: Mapping[str, nn.Module], title: str, transform: Preprocessing | None = None
+    ) -> Figures:
+        measured = self._measure(networks, title, transform)
+        self._run = measured.get(RUN, self._run)
+        if (run := self._run) is not None:
+            leads = {name: run.lead_over(each) for name, each in measured.items() if name != RUN}
+            leads |= {GUESSING: run.estimate()} if RUN in measured else {}  # a guess has no spread
+            self._add_margins(leads)
+        return _rounded(measured)
+
+    def _add_margins(self, leads: Mapping[str, Estimate]) -> None:
+        points = {name: round(100 * lead.margin(), 2) for name, lead in leads.items()}
+        self.margins |= {name: each for name, each in points.items() if not math.isnan(each)}
+
+    def _measure(
         self,
         networks: Mapping[str, nn.Module],
         title: str,
-        transform: Preprocessing | None = None,
+        transform: Preprocessing | None,
         *,
         decisive_only: bool = False,
-    ) -> Figures:
+    ) -> dict[str, NetworkFigures]:
         with self._reporter.progress(title, self._monitor.passes) as bar:
 
             def advance(images: int) -> None:
@@ -262,20 +284,11 @@ class _Comparison:
                 if self._stop.received is not None:
                     raise MeasurementStoppedError
 
-            measured = self._monitor.compare(
+            return self._monitor.compare(
                 networks, advance, transform=transform, agreed=self._stop.agreed, decisive_only=decisive_only
             )
-        self._run = measured.get(RUN, self._run)
-        if (run := self._run) is not None:
-            leads = {name: run.lead_over(each) for name, each in measured.items() if name != RUN}
-            leads |= {GUESSING: run.estimate()} if RUN in measured else {}  # a guess has no spread
-            points = {name: round(100 * lead.margin(), 2) for name, lead in leads.items()}
-            self.margins |= {name: each for name, each in points.items() if not math.isnan(each)}
-        return {
-            name: {each: round(value, 2) for each, value in reading.figures.items()}
-            for name, reading in measured.items()
-        }
 
+    @cached_property
     def _judged_network(self) -> nn.Module:
         """The network that the run has come to: that of its best epoch, where it is compared with its start."""
         progress, last = self._state.progress, self._state.trainer.model.teacher.backbone
@@ -307,6 +320,7 @@ class _Comparison:
         transform = self._state.recipe.views.preprocessing
         return run_on_rank0(lambda: patches.fitted(images, transform, workers=workers)).to(self._device)
 
+    @cached_property
     def _start(self) -> nn.Module:
         """The network that `init` names."""
         model = build_model(self._state.recipe)
@@ -322,3 +336,9 @@ class _Comparison:
         except UserError as error:
             self._reporter.warn(f"{error}; the verdict does without it")
             return {}
+
+
+def _rounded(measured: Mapping[str, NetworkFigures]) -> Figures:
+    return {
+        name: {each: round(value, 2) for each, value in reading.figures.items()} for name, reading in measured.items()
+    }

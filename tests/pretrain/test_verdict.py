@@ -76,6 +76,16 @@ def test_a_gain_at_fewer_pixels_is_judged_beside_the_original_as_its_checkpoint_
     assert "distil" not in " ".join(verdict.advice)
 
 
+def test_each_size_has_the_margin_of_its_own_pair() -> None:
+    gain = Gain("k-NN top-1", "2,640 images of the training set", 54.0, 60.0, 4.0, 8.0)
+    original, resized = "the original at 224 pixels", "this run at 224 pixels"
+    figures = REFERENCES | {original: 62.0, resized: 64.0}
+    for margin, learned in ((1.0, True), (3.0, None)):
+        margins = {original: 5.0, resized: margin}
+        judged = run(60.0, references=figures, adapted=Adapted({TARGET: gain}, 4, 400, 4), margins=margins)
+        assert judge_run(judged).learned is learned
+
+
 def test_a_student_below_its_references_does_not_help() -> None:
     verdict = judge_run(run(40.0, references=REFERENCES | {"mobilenetv2": 65.0}, costs=COSTS))
     assert verdict.learned is None
