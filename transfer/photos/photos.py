@@ -217,13 +217,8 @@ class Photos:
         for name in self.networks:
             add(name, "network", self.rows(name)[known])
         best = max(entries[1:], key=lambda entry: entry.accuracy).name  # of equals the first
-        for title, make in references(self._tasks[best], self._shown(known), self._reporter).items():
-            try:
-                rows = make()
-            except UserError as error:  # such as colours where nothing says how a network's own transform changes them
-                self._reporter.note(f"no {title} beside the networks: {error}")
-            else:
-                add(title, "reference", rows)
+        for title, rows in references(self._tasks[best], self._shown(known), self._reporter):
+            add(title, "reference", rows)
         single = single_groups(kind_of_labels(labels).truth(labels, classes), groups)
         return NetworkComparison(tuple(entries), len(labels), classes, single)
 
