@@ -11,13 +11,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
+from excb.deferred_compiler import defer_compiler
 from excb.errors import UserError
 from excb.version import __version__
 
 # Must be set before torch loads. OpenMP's threads spin while they wait; where image-reading workers or other programs
 # want the cores, a training step on two cores then takes six times as long (measured, see benchmarks/README.md).
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-
+defer_compiler()  # before torchvision loads
 
 # Parameters of glibc's mallopt, from malloc.h.
 _TRIM_THRESHOLD = -1

@@ -1,4 +1,4 @@
-"""Start-up: lists and catalogue load no torch, and loading a network does not load torch's compiler."""
+"""Start-up: lists and catalogue load no torch; neither a network nor torchvision loads torch's compiler."""
 
 import subprocess
 import sys
@@ -26,10 +26,17 @@ def eval_cache(): assert evaluate(["cache"]) == 0
 def claims(): assert evaluate(["reproduce", "--list"]) == 0
 def checkpoints(): assert len(__import__("excb").checkpoints()) > 50
 def load(): __import__("excb").load("conv4_photos")
+def torchvision(): __import__("torchvision")
 
 for call in (zoo_list, zoo_show, pretrain_list, pretrain_show, eval_cache, claims, checkpoints):
     check(call, "torch", "torchvision", "timm", "matplotlib", "sklearn", "faiss")
 check(load, "torch._dynamo", "torch._inductor", "torchvision", "timm", "matplotlib", "sklearn", "faiss")
+check(torchvision, "torch._dynamo", "torch._inductor")
+
+from torch._dynamo.utils import is_compile_supported  # only now
+from torchvision.ops import roi_align
+deferred = roi_align.__globals__["is_compile_supported"]
+assert all(deferred(device) == is_compile_supported(device) for device in ("cpu", "cuda", "mps"))
 """
 
 
