@@ -26,7 +26,7 @@ from excb.features.precision import Precision, in_precision
 from excb.hub.backbone import Backbone
 from excb.images.image_set import Images, clipped_of, share_clipped
 from excb.images.survey import has_profiles
-from excb.networks.backbone import weights_hash
+from excb.networks.backbone import has_batchnorm, weights_hash
 from excb.networks.features import Features, Inputs, Kind, in_batches, stream
 from excb.networks.outputs import LastClassTokens
 from excb.networks.preprocessing import Preprocessing
@@ -109,6 +109,8 @@ class Extraction:
         other: dict[str, Any] = {} if backbone.features == "pool" else {"returns": backbone.features}
         other |= {} if self.unreadable == "refuse" else {"unreadable": self.unreadable}
         other |= {} if self.precision == "fp32" else {"autocast": self.precision}
+        if self.device.type == "cpu" and has_batchnorm(backbone.network):
+            other["batchnorm"] = "folded"
         return other | {
             "code": CODE_VERSION,
             "weights": weights_hash(backbone.network),

@@ -3,12 +3,13 @@
 from typing import Literal, get_args
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.nn import functional
 
 from excb.errors import require
 from excb.images.image_set import Images
 from excb.networks.features import Inputs, extract
+from excb.networks.frozen.precision import HalfPrecision
 from excb.networks.preprocessing import Preprocessing
 from excb.references.untrained import evenly_spread
 
@@ -17,20 +18,9 @@ BOUND = 1e-3  # on 1 - cosine between an image's features in half and in full pr
 PROBED = 64  # images at most that are compared, evenly spread over the set
 
 
-class _HalfPrecision(nn.Module):
-    def __init__(self, network: nn.Module) -> None:
-        super().__init__()
-        self._network = network
-
-    def forward(self, images: Tensor) -> Tensor:
-        with torch.autocast(images.device.type, torch.bfloat16):
-            rows: Tensor = self._network(images)
-        return rows.float()
-
-
 def in_precision(network: nn.Module, precision: Precision) -> nn.Module:
     """The network itself for fp32, else one that passes images through it under autocast and returns float32."""
-    return network if precision == "fp32" else _HalfPrecision(network)
+    return network if precision == "fp32" else HalfPrecision(network)
 
 
 def check_precision(

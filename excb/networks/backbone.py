@@ -13,8 +13,6 @@ from excb.errors import UserError, first_line
 
 # What networks raise for options and images that they do not accept.
 REFUSALS = (ArithmeticError, AssertionError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
-TOGETHER = 8  # images that pass at once on a CPU, however large a network's maps are
-MAP_BYTES = 2**25  # of the largest map of the images that pass at once on a CPU, for each thread
 # Operations in place, by which initialisations draw values and change what they drew.
 _DRAWN = frozenset({"uniform_", "normal_", "erfinv_", "mul_", "add_", "clamp_", "fill_", "zero_"})
 
@@ -58,48 +56,6 @@ def evaluating(backbone: nn.Module) -> Iterator[None]:
     finally:
         for module, training in modes:
             module.training = training
-
-
-class InParts:
-    """Calls a network on a batch; on a CPU on as many images at once as its maps allow, which needs far less memory.
-
-    The number follows from the network and the images' size alone, so that no row depends on how a set is divided.
-
-    Args:
-        network: [B, C, H, W] -> [B, ...], in eval mode when it is called.
-    """
-
-    def __init__(self, network: nn.Module) -> None:
-        self._network, self._together = network, dict[torch.Size, int]()
-
-    def __call__(self, images: Tensor) -> Tensor:
-        """The network's output for a batch."""
-        if images.device.type != "cpu" or len(images) <= TOGETHER:
-            return self._network(images)  # type: ignore[no-any-return]
-        size = images.shape[1:]
-        if size not in self._together:
-            self._together[size] = images_at_once(self._network, images[:1])
-        return torch.cat([self._network(part) for part in images.split(self._together[size])])
-
-
-@torch.no_grad()
-def images_at_once(network: nn.Module, image: Tensor) -> int:
-    """How many images like this one [1, C, H, W] pass together on a CPU: a power of 2, `TOGETHER` at least."""
-    largest = [image.nbytes]
-
-    def look(_layer: nn.Module, _inputs: Any, output: Any) -> None:
-        if isinstance(output, Tensor):
-            largest.append(output.nbytes)
-
-    hooks = [layer.register_forward_hook(look) for layer in network.modules() if next(layer.children(), None) is None]
-    try:
-        if len(hooks) > 1:  # of a single layer, the image itself says enough
-            network(image)
-    finally:
-        for hook in hooks:
-            hook.remove()
-    fitting = torch.get_num_threads() * MAP_BYTES // max(largest)
-    return max(TOGETHER, 1 << fitting.bit_length() - 1 if fitting else 0)
 
 
 class Uninitialised(TorchFunctionMode):

@@ -19,7 +19,8 @@ from excb.images.decoding import BrokenImageError
 from excb.images.image_set import Images
 from excb.images.picture import Picture, is_picture
 from excb.images.pixels import EIGHT_BIT, pixels_of
-from excb.networks.backbone import InParts, evaluating
+from excb.networks.backbone import evaluating
+from excb.networks.frozen.parts import TOGETHER, InParts
 from excb.networks.preprocessing import Preprocessing
 
 Kind = Literal["pooled", "last4_cls"]  # the backbone's own features, or `excb.networks.outputs.LastClassTokens`
@@ -126,7 +127,7 @@ def stream(
     dtype = next((parameter.dtype for parameter in backbone.parameters()), torch.float32)
     # Of their own, so that neither copy waits for the network; two, so that the next batch's does not wait for rows.
     uploads, downloads = (torch.cuda.Stream(device), torch.cuda.Stream(device)) if on_gpu else (None, None)
-    passed = InParts(backbone)
+    passed = InParts(backbone, many=len(inputs.images) > TOGETHER)
     with evaluating(backbone):
         before: Callable[[], Features] | None = None
         for indices, stacked, bad in watch_workers(loader):
@@ -226,8 +227,9 @@ def embed_images(
         UserError: there is no image, or one that cannot be read.
     """
     several = iter([images] if is_picture(images) else cast("Iterable[Picture]", images))
-    rows, passed = list[Tensor](), InParts(backbone)
+    rows, passed = list[Tensor](), None
     while part := list(islice(several, batch)):
+        passed = passed or InParts(backbone, many=len(part) > TOGETHER)
         rows.append(vectors(backbone, [transform(image) for image in part], passed))
         progress(len(part))
     require(bool(rows), "there is no image to embed: pass one, or several")

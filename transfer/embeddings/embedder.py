@@ -55,12 +55,14 @@ class Embedder:
     ) -> None:
         from excb.distributed.machine import choose_device
         from excb.hub.loading import load
+        from excb.networks.frozen.parts import InParts
 
         require(batch >= 1, "batch must be at least 1")
         self.backbone = load(ckpt, network=network).to(choose_device(device))
         if range is not None:
             self.backbone.transform = self.backbone.transform.with_range(range)
         self.column, self.batch = column, batch
+        self._passed = InParts(self.backbone, many=True)
 
     def __call__(self, rows: Mapping[str, np.ndarray]) -> dict[str, Any]:
         """The same columns with `vector` [B, D] float32 and `error`, empty for images that were read.
@@ -84,7 +86,7 @@ class Embedder:
                 except UserError as error:
                     errors[place] = str(error)
             if inputs:
-                made[places] = vectors(self.backbone, inputs).numpy()
+                made[places] = vectors(self.backbone, inputs, self._passed).numpy()
         return {**rows, VECTOR: made, ERROR: np.array(errors)}
 
     def _prepared(self, image: Any) -> "Tensor":

@@ -5,9 +5,10 @@ import torch
 from torch import Tensor, nn
 
 from excb.errors import UserError
-from excb.networks import backbone as backbones
 from excb.networks.architecture import Architecture
-from excb.networks.backbone import InParts, check_resolution, evaluating, images_at_once, strides_over_one_pixel
+from excb.networks.backbone import check_resolution, evaluating, strides_over_one_pixel
+from excb.networks.frozen import parts
+from excb.networks.frozen.parts import InParts, images_at_once
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -112,13 +113,13 @@ def test_as_many_images_pass_at_once_as_their_largest_map_allows(monkeypatch: py
     # Of 10 x 10 pixels the second layer's map is the largest: 20 channels of 100 numbers of 4 bytes.
     network = nn.Sequential(nn.Conv2d(3, 5, 1), nn.Conv2d(5, 20, 1), nn.AdaptiveAvgPool2d(1), nn.Flatten())
     for room, expected in ((8000 * 40, 32), (8000 * 31, 16), (8000 * 3, 8), (1, 8)):
-        monkeypatch.setattr(backbones, "MAP_BYTES", room)
+        monkeypatch.setattr(parts, "MAP_BYTES", room)
         assert images_at_once(network, images(1, 10)) == expected
     assert not any(module._forward_hooks for module in network.modules())
 
 
 def test_parts_of_a_batch_pass_one_after_another_and_rows_do_not_change(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(backbones, "MAP_BYTES", 1)
+    monkeypatch.setattr(parts, "MAP_BYTES", 1)
     network, sizes = TINY_RESNET.build().eval(), list[int]()
     network.register_forward_pre_hook(lambda _network, inputs: sizes.append(len(inputs[0])))
     batch, in_parts = images(19, 32), InParts(network)
@@ -131,7 +132,7 @@ def test_parts_of_a_batch_pass_one_after_another_and_rows_do_not_change(monkeypa
 
 
 def test_a_network_of_one_layer_passes_no_image_to_be_measured(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(backbones, "MAP_BYTES", 2 * 3 * 4 * 4 * 4 * 16)
+    monkeypatch.setattr(parts, "MAP_BYTES", 2 * 3 * 4 * 4 * 4 * 16)
     sizes = list[int]()
     network = nn.Flatten()
     network.register_forward_pre_hook(lambda _network, inputs: sizes.append(len(inputs[0])))

@@ -1,0 +1,1 @@
+"""Passes of networks that do not change: in parts, without BatchNorm, in half precision."""
