@@ -84,7 +84,7 @@ def _fold(network: nn.Module, pairs: list[tuple[nn.Conv2d, nn.BatchNorm2d]]) -> 
     places = [(parent, name, child) for parent in network.modules() for name, child in parent.named_children()]
     for convolution, norm in pairs:
         both = fuse_conv_bn_eval(convolution, norm)
-        # In the layout that it has: of kernels of 1 x 1 a product's is another, and kernels for channels-last are faster.
+        # In the layout that it has, for which oneDNN chooses its kernels: a product's may be another.
         convolution.weight.data.copy_(both.weight)
         convolution.bias = both.bias
         # timm's BatchNorm2d has the activation in itself.
