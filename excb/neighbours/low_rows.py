@@ -17,7 +17,7 @@ from excb.neighbours.unit_rows import UnitRows
 
 ROUNDING = 0.51 * torch.finfo(torch.bfloat16).eps  # relative, of a product that is returned in bfloat16
 COLUMNS = 32  # rows are filled up to a multiple of it, which the processor reads in whole registers
-MOST = 4096  # candidates of a query; where more are as near, float32 decides
+MOST = 4096  # candidates of a query, or twice those wanted; where more are as near, float32 decides
 
 
 class LowRows:
@@ -51,9 +51,10 @@ class LowRows:
         cut = kth - ROUNDING * kth.abs() - 2 * error
         floor = (cut - ROUNDING * cut.abs()).float().nextafter(torch.tensor(-math.inf))
         found = [np.flatnonzero(some >= least) for some, least in zip(values.numpy(), floor.numpy(), strict=True)]
+        most = max(MOST, 2 * wanted)
         for query, some in enumerate(found):
-            if len(some) > MOST:
-                found[query], floor[query] = some[:MOST], math.inf
+            if len(some) > most:
+                found[query], floor[query] = some[:most], math.inf
         rows = torch.full((len(low), max(map(len, found))), -1)
         best = torch.full(rows.shape, -math.inf)
         for query, some in enumerate(found):

@@ -17,7 +17,7 @@ BOUND = 1e-5  # on the distance between outputs with and without BatchNorm, rela
 
 
 @torch.no_grad()
-def folded(network: nn.Module, image: Tensor) -> nn.Module:
+def without_batchnorm(network: nn.Module, image: Tensor) -> nn.Module:
     """A copy of a network whose BatchNorm layers are part of its convolutions; the network itself where that fails.
 
     The pairs of layers are those that a pass shows: a BatchNorm that takes the output of one convolution. A network may
@@ -32,7 +32,7 @@ def folded(network: nn.Module, image: Tensor) -> nn.Module:
         A network in eval mode. Its outputs are at most `BOUND` from the network's, relative to their norm.
     """
     if isinstance(network, HalfPrecision):
-        return HalfPrecision(folded(network.network, image))
+        return HalfPrecision(without_batchnorm(network.network, image))
     if not has_batchnorm(network) or _observed(network):
         return network
     noise = torch.rand(image.shape, generator=torch.Generator().manual_seed(0)).to(image)

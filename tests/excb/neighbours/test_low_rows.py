@@ -57,12 +57,14 @@ def test_values_are_within_their_bound_and_no_neighbour_is_missing(width: int, q
 @pytest.mark.usefixtures("pays")
 def test_rows_too_near_to_each_other_are_decided_in_float32(monkeypatch: pytest.MonkeyPatch) -> None:
     bank, asked = random_features(5000, 16), random_features(2, 16, seed=1)
-    monkeypatch.setattr(low_rows, "MOST", 3)
+    bank[1000:1040], asked[0] = bank[3], bank[3]  # more equals than candidates
+    monkeypatch.setattr(low_rows, "MOST", 20)
     index = Index(bank)
     found = index.nearest(asked, 5)
-    assert bool(
-        LowRows(index._rows).propose(5, UnitRows(asked, "query", CPU)[slice(0, len(asked))]).floor.isinf().all()
-    )
+    proposal = LowRows(index._rows).propose(5, UnitRows(asked, "query", CPU)[slice(0, 2)])
+    assert proposal.floor.isinf().tolist() == [True, False]
+    assert_same(index.nearest(asked, 5), found)
+    monkeypatch.setattr(low_rows, "MOST", 1)  # less than are wanted
     assert_same(index.nearest(asked, 5), found)
 
 
