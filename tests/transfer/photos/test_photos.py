@@ -202,7 +202,8 @@ RED = [("red00.png", "red")]
 @pytest.mark.parametrize(
     ("rows", "columns", "options", "message"),
     [
-        ([("nowhere.png", "red")], ("path", "label"), [], "name no image"),
+        ([("nowhere.png", "red")], ("path", "label"), [], "paths start in that folder"),
+        ([("colours/red00.png", "red")], ("path", "label"), [], "leave colours/ out of the paths"),
         (RED, ("path", "kind"), [], "it needs columns path"),
         ([*RED, ("red00.png", "blue")], ("path", "label"), [], "two labels"),
         (RED, ("path", "label"), ["--series", "day"], "day"),
