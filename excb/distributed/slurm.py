@@ -17,7 +17,7 @@ from typing import Any
 
 from excb.console import Reporter, plural
 from excb.distributed.slurm_request import SlurmRequest, minutes, parse_request
-from excb.errors import UserError, first_line, print_error, require
+from excb.errors import UserError, print_error, require
 
 HELP = "run it as a Slurm job, such as partition=gpu,nodes=2,gpus=8,time=24:00:00 (docs/running.md)"
 POLL = 0.1  # seconds between checks of the process
