@@ -1,6 +1,7 @@
 """Speed of feature extraction in images/s, and the part of the time that goes into reading the images.
 
 Run: python benchmarks/extraction.py [--arch resnet50] [--images 64] [--batch 32] [--workers 0] [--turns 3] [--data DIR]
+     [--size PX] [--options JSON]
      python benchmarks/extraction.py --device cuda --images 4096 --batch 256 --workers 12 [--json FILE]
 
 Images are the photographs of scikit-image and scikit-learn at ImageNet's usual size, 500 x 375, as JPEG files that the
@@ -49,16 +50,18 @@ def main() -> None:
     parser.add_argument("--arch", default="resnet50")
     for name, default in (("images", 64), ("batch", 32), ("workers", 0), ("turns", 3), ("threads", 1)):
         parser.add_argument(f"--{name}", type=int, default=default)
+    parser.add_argument("--options", type=json.loads, default={}, metavar="JSON", help="of the architecture")
+    parser.add_argument("--size", type=int, default=224, metavar="PX", help="of the images that pass, resized to 8/7")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--data", type=Path, metavar="DIR", help="images (default: photographs of scikit-image)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures to a file, too")
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
     device = torch.device(args.device)
-    network = Architecture(args.arch).build().eval().to(device)
+    network = Architecture(args.arch, args.options).build().eval().to(device)
     layout = torch.channels_last if device.type == "cpu" else torch.preserve_format  # as `Task.prepare` has it
     faster = copy.deepcopy(network).to(memory_format=layout)
-    preprocessing = Preprocessing()
+    preprocessing = Preprocessing(resize=args.size * 8 // 7, crop=args.size)
     with tempfile.TemporaryDirectory() as name:
         folder = args.data or Path(name)
         if not args.data:
@@ -67,8 +70,8 @@ def main() -> None:
         count = min(args.images, len(found))
         transform = transforms.Compose(
             [
-                transforms.Resize(256),
-                transforms.CenterCrop(224),
+                transforms.Resize(preprocessing.resize),
+                transforms.CenterCrop(preprocessing.crop),
                 transforms.ToTensor(),
                 transforms.Normalize(IMAGENET_MEAN, IMAGENET_STD),
             ]
@@ -97,7 +100,10 @@ def main() -> None:
                 start = time.perf_counter()
                 work()
                 least[way] = min(least[way], time.perf_counter() - start)
-    print(f"torch {torch.__version__}, {device}, {args.threads} thread(s), {args.workers} workers; {args.arch}")
+    weights = sum(tensor.numel() for tensor in network.parameters())
+    stored = sum(tensor.nbytes for tensor in network.state_dict().values()) / 2**20
+    print(f"torch {torch.__version__}, {device}, {args.threads} thread(s), {args.workers} workers")
+    print(f"{args.arch}, {args.size} px, {weights / 1e6:.2f} million weights, {stored:.1f} MiB")
     for way, seconds in least.items():
         print(f"{way:8}{count / seconds:9.1f} images/s{least['plain'] / seconds:7.2f} of plain")
     apart = ((rows["ours"] - rows["plain"]).norm() / rows["plain"].norm()).item()

@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from excb.neighbours import backends, tiling
+from excb.neighbours.low_rows import LowRows
 from excb.neighbours.precision import GRID, float64_error, rounded_dots, split
 from excb.neighbours.proposals import Proposal, of_rank, propose_from_all, propose_with_faiss, propose_with_torch
 from excb.neighbours.unit_rows import UnitRows
@@ -34,6 +35,7 @@ class Search:
     k: int
     backend: Literal["faiss", "torch"]
     exclude_self: bool
+    low: LowRows | None = None  # the bank's rows once more, for a few queries
 
     @property
     def round(self) -> int:
@@ -70,7 +72,8 @@ class Search:
         if tiling.table_width(len(self.bank), self._wanted) >= len(self.bank):
             return []
         if self.bank.plain and tiling.few_at_once(len(self.bank), queries):
-            return [functools.partial(propose_from_all, self.bank, self._wanted)]
+            from_all = functools.partial(propose_from_all, self.bank, self._wanted)
+            return [functools.partial(self.low.propose, self._wanted), from_all] if self.low else [from_all]
         if self.backend == "faiss":
             return [functools.partial(propose_with_faiss, self.bank, self._wanted)]
         with_torch = functools.partial(propose_with_torch, self.bank, self._wanted)

@@ -17,7 +17,7 @@ BOUND = 1e-5  # on the distance between outputs with and without BatchNorm, rela
 
 
 @torch.no_grad()
-def folded(network: nn.Module, image: Tensor) -> nn.Module:
+def without_batchnorm(network: nn.Module, image: Tensor) -> nn.Module:
     """A copy of a network whose BatchNorm layers are part of its convolutions; the network itself where that fails.
 
     The pairs of layers are those that a pass shows: a BatchNorm that takes the output of one convolution. A network may
@@ -32,7 +32,7 @@ def folded(network: nn.Module, image: Tensor) -> nn.Module:
         A network in eval mode. Its outputs are at most `BOUND` from the network's, relative to their norm.
     """
     if isinstance(network, HalfPrecision):
-        return HalfPrecision(folded(network.network, image))
+        return HalfPrecision(without_batchnorm(network.network, image))
     if not has_batchnorm(network) or _observed(network):
         return network
     noise = torch.rand(image.shape, generator=torch.Generator().manual_seed(0)).to(image)
@@ -84,7 +84,7 @@ def _fold(network: nn.Module, pairs: list[tuple[nn.Conv2d, nn.BatchNorm2d]]) -> 
     places = [(parent, name, child) for parent in network.modules() for name, child in parent.named_children()]
     for convolution, norm in pairs:
         both = fuse_conv_bn_eval(convolution, norm)
-        # In the layout that it has: of kernels of 1 x 1 a product's is another, and kernels for channels-last are faster.
+        # In the layout that it has, for which oneDNN chooses its kernels: a product's may be another.
         convolution.weight.data.copy_(both.weight)
         convolution.bias = both.bias
         # timm's BatchNorm2d has the activation in itself.

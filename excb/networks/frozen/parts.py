@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from excb.networks.frozen.folding import folded
+from excb.networks.frozen.folding import without_batchnorm
 
 TOGETHER = 8  # images that pass at once on a CPU, however large a network's maps are
 MAP_BYTES = 2**25  # of the largest map of the images that pass at once on a CPU, for each thread
@@ -30,7 +30,7 @@ class InParts:
         if images.device.type != "cpu":
             return self._network(images)  # type: ignore[no-any-return]
         if self._fold:
-            self._network, self._fold = folded(self._network, images[:1]), False
+            self._network, self._fold = without_batchnorm(self._network, images[:1]), False
         if len(images) <= TOGETHER:
             return self._network(images)  # type: ignore[no-any-return]
         size = images.shape[1:]

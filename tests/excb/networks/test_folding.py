@@ -11,7 +11,7 @@ from torch.nn import functional
 from torchvision import models
 from torchvision.models.mobilenetv2 import MobileNetV2
 
-from excb.networks.frozen.folding import BOUND, folded
+from excb.networks.frozen.folding import BOUND, without_batchnorm
 from excb.networks.frozen.parts import InParts
 from excb.networks.frozen.precision import HalfPrecision
 
@@ -56,7 +56,7 @@ def images(count: int = 3) -> Tensor:
 def test_a_folded_network_has_the_features_and_no_batchnorm(build: Callable[[], nn.Module]) -> None:
     network = trained(build())
     state = {name: tensor.clone() for name, tensor in network.state_dict().items()}
-    made = folded(network, images(1))
+    made = without_batchnorm(network, images(1))
     assert norms(made) == 0
     assert norms(network) > 10
     assert all(torch.equal(tensor, state[name]) for name, tensor in network.state_dict().items())
@@ -70,7 +70,7 @@ def test_it_is_what_torch_fx_makes_of_a_network_that_it_can_trace() -> None:
     network = trained(models.resnet18())
     oracle = optimization.fuse(network)
     weights = {tuple(tensor.shape): tensor for tensor in oracle.state_dict().values()}
-    made = folded(network, images(1))
+    made = without_batchnorm(network, images(1))
     stem = made.get_submodule("conv1")
     assert isinstance(stem, nn.Conv2d)
     torch.testing.assert_close(stem.weight, weights[64, 3, 7, 7])
@@ -115,29 +115,29 @@ class Reading(nn.Module):
 @pytest.mark.parametrize("build", [Shortcut, Reading])
 def test_a_network_that_folding_would_change_stays_as_it_is(build: Callable[[], nn.Module]) -> None:
     network = trained(build())
-    assert folded(network, images(1)) is network
+    assert without_batchnorm(network, images(1)) is network
 
 
 @torch.no_grad()
 def test_a_layer_that_runs_twice_is_not_folded() -> None:
     network = trained(Shared())
-    assert torch.equal(folded(network, images(1))(images()), network(images()))
+    assert torch.equal(without_batchnorm(network, images(1))(images()), network(images()))
 
 
 def test_networks_without_batchnorm_in_other_types_or_with_hooks_stay_as_they_are() -> None:
     plain = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Flatten())
-    assert folded(plain, images(1)) is plain
+    assert without_batchnorm(plain, images(1)) is plain
     watched = trained(models.shufflenet_v2_x0_5())
     handle = watched.register_forward_hook(lambda *_: None)
-    assert folded(watched, images(1)) is watched
+    assert without_batchnorm(watched, images(1)) is watched
     handle.remove()
-    assert norms(folded(watched, images(1))) == 0
+    assert norms(without_batchnorm(watched, images(1))) == 0
 
 
 @torch.no_grad()
 def test_in_half_precision_the_network_inside_is_folded() -> None:
     network = trained(models.shufflenet_v2_x0_5())
-    made = folded(HalfPrecision(network), images(1))
+    made = without_batchnorm(HalfPrecision(network), images(1))
     assert isinstance(made, HalfPrecision)
     assert norms(made) == 0
     assert float(functional.cosine_similarity(made(images()), network(images())).min()) > 0.999
@@ -148,7 +148,7 @@ def test_a_pass_over_many_images_is_folded_from_its_first_batch_on_and_reads_wei
     network = trained(models.shufflenet_v2_x0_5())
     batch = images(20)
     # A short batch passes like any other: its rows would differ in their last digits from those of the network.
-    assert torch.equal(InParts(network, many=True)(batch[:4]), folded(network, batch[:1])(batch[:4]))
+    assert torch.equal(InParts(network, many=True)(batch[:4]), without_batchnorm(network, batch[:1])(batch[:4]))
     torch.testing.assert_close(InParts(network, many=True)(batch), network(batch), rtol=1e-4, atol=1e-5)
     next(network.parameters()).mul_(2)
     torch.testing.assert_close(InParts(network, many=True)(batch), network(batch), rtol=1e-4, atol=1e-5)
