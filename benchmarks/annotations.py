@@ -61,11 +61,11 @@ def write(file: Path, folder: Path, share: float) -> None:
     random, images, objects = np.random.default_rng(0), int(IMAGES * share), int(OBJECTS * share)
     folder.mkdir(parents=True, exist_ok=True)
     for number in range(images):
-        image, first = folder / f"{number + 1:012}.jpg", folder / f"{number // LINKS * LINKS + 1:012}.jpg"
-        if image == first:
+        image, original = folder / f"{number + 1:012}.jpg", folder / f"{number // LINKS * LINKS + 1:012}.jpg"
+        if image == original:
             Image.new("RGB", (640, 480)).save(image)
         else:
-            image.hardlink_to(first)
+            image.hardlink_to(original)
     names = (f"{number:012}.jpg" for number in range(1, images + 1))
     entries = [
         {"id": number, "width": 640, "height": 480, "file_name": name, "neg_category_ids": [1, 2, 3, 4]}
