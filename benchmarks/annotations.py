@@ -2,8 +2,8 @@
 
 Run: python -m benchmarks.annotations DIR [--shares 0.0625 0.125 0.25 0.5 1]     keeps what it wrote in DIR
 
-The whole is 100,000 images with 1.2 million objects of 1,203 categories, in polygons of 4 to 110 points: 1.25 GB, which
-takes EXCB_MEMORY_LIMIT=2. All images are one file.
+The whole is 100,000 images with 1.2 million objects of 1,203 categories, in polygons with 4 to 110 corners. Its 1.25 GB
+take EXCB_MEMORY_LIMIT=2. All images are one file.
 """
 
 import argparse

@@ -14,7 +14,7 @@ _DIGITS = 20  # of these; longer ones take time to parse
 _LARGE = 2**20  # characters; what fewer become is not worth a look
 # Bytes of the objects that a sign begins, in CPython: a list, a table, and an item with its place and a number.
 _BUILT = {"[": 88, "{": 248, ",": 40}
-_HUGE = 2**29  # characters, of which equal numbers become one object: half the memory, for half as much time again
+_HUGE = 2**29  # characters, of which equal numbers become one object: half the memory, a third more time
 _DISTINCT = 2**18  # numbers that are remembered, in 50 MB at most
 _TIMES = 10  # this many times `memory_limit` may be built: it is a bound, and most texts stay far below it
 

@@ -44,7 +44,7 @@ def on(command: str, *words: str, data: Words = DATA, out: str = "r.json") -> Wo
 
 
 def detection(engine: str) -> Words:
-    """Four steps of training and the evaluation. Of checkpoints after every step the same are kept, wherever it stops."""
+    """Four steps of training, each saved, so that every run keeps the same two checkpoints; and the evaluation."""
     small = ("min_sizes=96", "test_size=96", "max_size=160", "iterations=4", "steps=3", "warmup=1", "save_every=1")
     settings = (f"--set={each}" for each in small)
     on = ("--ckpt", "untrained:resnet50", "--data", "{s}/coco", *MACHINE[:2])

@@ -8,7 +8,6 @@ from urllib.parse import parse_qs, unquote, urlsplit
 
 from excb.images.decoding import stored_and_upright_size
 
-
 DEEPEST = 64  # folders in a name that may belong to it: each more is a look into one, for a longer and longer path
 
 
