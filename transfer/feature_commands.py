@@ -55,7 +55,7 @@ def _add_cache(parser: Parser) -> None:
 
 
 def _cache(args: argparse.Namespace) -> int:
-    from excb.features.listing import entries, remove
+    from excb.features.listing import entries, remove, unfinished_files
     from excb.images.digests import delete_digests
     from excb.remote.home import cache_root
 
@@ -71,6 +71,16 @@ def _cache(args: argparse.Namespace) -> int:
         for entry in entries(root)
     ]
     reporter.table(f"Features in {root}", ["network", "kind", "images", "MiB"], rows)
+    if left := unfinished_files(root):
+        rows = [
+            [str(each.path.relative_to(root)), f"{each.bytes / 2**20:,.1f}", f"{each.last_change:%Y-%m-%d %H:%M}"]
+            for each in left
+        ]
+        reporter.table(f"Unfinished files in {root}", ["file", "MiB", "last change"], rows)
+        reporter.note(
+            "a running command writes an unfinished file, or a killed one left it: delete those that no longer change "
+            "(the next command on the same machine does, in their folder)"
+        )
     return 0
 
 

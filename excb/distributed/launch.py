@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Collection, Sequence
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -15,7 +16,7 @@ from excb.console import plural
 from excb.distributed.launcher import LAUNCHER, LOST, started_together
 from excb.distributed.machine import usable_cores
 from excb.distributed.signals import STOPPED, StopRequest
-from excb.errors import USER_ERROR, UserError
+from excb.errors import USER_ERROR, UserError, first_line
 
 GRACE = 5.0  # seconds between one process's failure and the end of the others
 POLL = 0.1  # seconds between looks at the processes
@@ -62,9 +63,9 @@ def launch(module: str, arguments: Sequence[str], processes: int, *, answers: Co
         The exit code of all of them.
 
     Raises:
-        UserError: one failed, and the others were stopped within GRACE seconds.
+        UserError: one failed, and the others were stopped within GRACE seconds; or no port can be opened.
     """
-    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)  # type: ignore[attr-defined]
+    store = open_store("127.0.0.1", 0, advice="start again")
     shared = process_environment("127.0.0.1", store.port, processes, processes)
     command = [sys.executable, "-m", module, *arguments]
     with StopRequest(second="count") as stop:
@@ -78,6 +79,24 @@ def launch(module: str, arguments: Sequence[str], processes: int, *, answers: Co
                     process.kill()
                 process.wait()
         return _exit_code(codes, failed, stop, answers)
+
+
+def open_store(address: str, port: int, *, advice: str) -> Any:
+    """The store at which the processes of a run meet, kept by this process for as long as the object lives.
+
+    Args:
+        address: of this machine, by which the others reach it.
+        port: 0 takes a free one.
+        advice: for the message, if the port cannot be opened.
+
+    Raises:
+        UserError: another program has the port.
+    """
+    try:
+        return dist.TCPStore(address, port, is_master=True, wait_for_workers=False)  # type: ignore[attr-defined]
+    except dist.DistError as error:
+        place = f"port {port} of {address}" if port else f"a port of {address}"
+        raise UserError(f"cannot open {place} ({first_line(error)}): {advice}") from None
 
 
 def process_environment(

@@ -17,7 +17,7 @@ from typing import Any
 
 from excb.console import Reporter, plural
 from excb.distributed.slurm_request import SlurmRequest, minutes, parse_request
-from excb.errors import UserError, first_line, print_error, require
+from excb.errors import UserError, print_error, require
 
 HELP = "run it as a Slurm job, such as partition=gpu,nodes=2,gpus=8,time=24:00:00 (docs/running.md)"
 POLL = 0.1  # seconds between checks of the process
@@ -150,10 +150,9 @@ class SlurmTask:
 
     def __call__(self) -> int:
         """Run the process to its end and return its exit code. A failure ends the task itself with that code."""
-        import torch.distributed as dist
         from submitit.helpers import TorchDistributedEnvironment
 
-        from excb.distributed.launch import process_environment
+        from excb.distributed.launch import open_store, process_environment
         from excb.distributed.signals import STOPPED
 
         place = TorchDistributedEnvironment()
@@ -162,12 +161,9 @@ class SlurmTask:
         store = None
         if place.rank == 0:
             try:
-                store = dist.TCPStore(address, place.master_port, is_master=True, wait_for_workers=False)  # type: ignore[attr-defined]
-            except dist.DistError as error:
-                place_of_store = f"port {place.master_port} of {address}"
-                sys.exit(
-                    print_error("slurm", UserError(f"cannot open {place_of_store} ({first_line(error)}): submit again"))
-                )
+                store = open_store(address, place.master_port, advice="submit again")
+            except UserError as error:
+                sys.exit(print_error("slurm", error))
         sizes, threads = (place.world_size, place.local_world_size), os.environ.get("SLURM_CPUS_PER_TASK")
         environment = process_environment(address, place.master_port, *sizes, threads)
         environment |= {"RANK": str(place.rank), "LOCAL_RANK": str(place.local_rank)}

@@ -1,11 +1,15 @@
 """The list of what the feature cache holds, and its deletion; neither imports torch."""
 
+import os
 import shutil
+from collections.abc import Iterator
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 
 from excb.errors import UserError
 from excb.files import json_text
+from excb.files.atomic import is_unfinished
 from excb.files.foreign import read_bytes
 
 FOLDER, META = "features", "meta.json"
@@ -21,6 +25,37 @@ class CacheEntry:
     images: int | None
     architecture: str | None
     kind: str | None
+
+
+@dataclass(frozen=True)
+class UnfinishedFile:
+    """A hidden file or folder that a writer has not given its name: the writer is alive, or was killed."""
+
+    path: Path
+    bytes: int
+    last_change: datetime  # of anything in it, in local time
+
+
+def unfinished_files(root: Path) -> list[UnfinishedFile]:
+    """Files and folders below a folder that writers of any machine have not finished, the oldest first."""
+    found = [_unfinished(path) for path in _hidden(root)]
+    return sorted((each for each in found if each is not None), key=lambda each: (each.last_change, each.path))
+
+
+def _hidden(root: Path) -> Iterator[Path]:
+    for place, folders, files in os.walk(root):
+        yield from (Path(place, name) for name in (*folders, *files) if is_unfinished(name))
+        folders[:] = [name for name in folders if not is_unfinished(name)]
+
+
+def _unfinished(path: Path) -> UnfinishedFile | None:
+    """Size and time of one of them; None if it has just taken its name."""
+    try:
+        facts = [each.lstat() for each in (path, *(path.rglob("*") if path.is_dir() else ()))]
+    except OSError:
+        return None
+    newest = datetime.fromtimestamp(max(each.st_mtime for each in facts)).astimezone()
+    return UnfinishedFile(path, sum(each.st_size for each in facts), newest)
 
 
 def entries(root: Path) -> list[CacheEntry]:

@@ -23,6 +23,7 @@ from excb.files.locks import MOMENTS, acquire, lock_open_file
 
 _MACHINE = hashlib.sha256(platform.node().encode()).hexdigest()[:8]  # some network disks show no machine others' locks
 _HIDDEN = re.compile(rf"\.(.+)\.{_MACHINE}[0-9a-f]{{24}}\.tmp", re.DOTALL)
+_OF_ANY_MACHINE = re.compile(r"\..+\.[0-9a-f]{32}\.(tmp|new|old)", re.DOTALL)
 _NEW, _OLD = ".new", ".old"  # endings of folders that belong to a hidden file
 _MANY = 1000  # names in a folder that is listed once by each process, not before each file
 _LISTED: set[Path] = set()  # such folders
@@ -185,6 +186,11 @@ def _remove_leftovers(folder: Path) -> None:
             _remove_leftover(folder / hidden[0], folder / hidden[1])
         if len(names) > _MANY:
             _LISTED.add(folder)
+
+
+def is_unfinished(name: str) -> bool:
+    """Whether a file or a folder of this name is being written, or was when its writer was killed, on any machine."""
+    return _OF_ANY_MACHINE.fullmatch(name) is not None
 
 
 def _remove_leftover(partial: Path, target: Path) -> None:

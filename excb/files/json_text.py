@@ -14,6 +14,8 @@ _DIGITS = 20  # of these; longer ones take time to parse
 _LARGE = 2**20  # characters; what fewer become is not worth a look
 # Bytes of the objects that a sign begins, in CPython: a list, a table, and an item with its place and a number.
 _BUILT = {"[": 88, "{": 248, ",": 40}
+_HUGE = 2**29  # characters, of which equal numbers become one object: half the memory, a third more time
+_DISTINCT = 2**18  # numbers that are remembered, in 50 MB at most
 _TIMES = 10  # this many times `memory_limit` may be built: it is a bound, and most texts stay far below it
 
 
@@ -39,6 +41,8 @@ def parse(
     if len(text) > _LARGE and not large:
         check_memory(_built(text) / _TIMES)
     hooks: dict[str, Any] = {"parse_int": _whole, "parse_float": _finite} if bounded else {}
+    if len(text) > _HUGE and not bounded:
+        hooks = {"parse_float": _Shared().__getitem__}
     try:
         return json.loads(text, parse_constant=parse_constant, **hooks)
     except RecursionError:
@@ -65,6 +69,16 @@ def _built(text: str | bytes) -> int:
     """Bytes that the values of a text may take, without reading it; signs within strings count too."""
     count = text.count if isinstance(text, str) else lambda sign: text.count(sign.encode())
     return len(text) + sum(size * count(sign) for sign, size in _BUILT.items())
+
+
+class _Shared(dict[str, float]):
+    """Numbers by their digits. Coordinates of polygons repeat, and each would be an object of 24 bytes."""
+
+    def __missing__(self, digits: str) -> float:
+        number = float(digits)
+        if len(self) < _DISTINCT:
+            self[digits] = number
+        return number
 
 
 def _whole(digits: str) -> int:

@@ -31,6 +31,7 @@ TRIES = 6  # for a moment at which the command still runs
 SIGNALS = (signal.SIGKILL, signal.SIGTERM)
 PROGRAMS = {"eval": evaluate, "pretrain": pretrain, "zoo": zoo}
 _TIMES = re.compile(r"second|minute|hour|date|time|created|speed|took|memory|rate_limit|_ms|cost|load", re.IGNORECASE)
+_GROWS = re.compile(r"events\.out\.|detectron2\.log$")  # every start adds to these, with times
 _SECONDS = re.compile(r"[\d.,]+ (s|ms|min|h|images/s|MiB)\b")
 
 Words = tuple[str, ...]
@@ -40,6 +41,14 @@ ONE = ("--ckpt", "{s}/one")
 
 def on(command: str, *words: str, data: Words = DATA, out: str = "r.json") -> Words:
     return ("eval", command, *ONE, *data, *MACHINE, *words, "--out", "{o}/" + out)
+
+
+def detection(engine: str) -> Words:
+    """Four steps of training, each saved, so that every run keeps the same two checkpoints; and the evaluation."""
+    small = ("min_sizes=96", "test_size=96", "max_size=160", "iterations=4", "steps=3", "warmup=1", "save_every=1")
+    settings = (f"--set={each}" for each in small)
+    on = ("--ckpt", "untrained:resnet50", "--data", "{s}/coco", *MACHINE[:2])
+    return ("eval", "detection", *on, "--engine", engine, "--schedule", "smoke", *settings, "--run", "{o}/d")
 
 
 SHORT = (*OVERRIDES, "run.save_steps=1")
@@ -54,21 +63,8 @@ COMMANDS: dict[str, Words] = {
     "clusters": on("clusters", out="c"),
     "semisup": on("semisup", "--percent", "10", "--epochs", "2"),
     "finetune": on("finetune", "--epochs", "2"),
-    "detection": (
-        "eval",
-        "detection",
-        "--ckpt",
-        "untrained:resnet50",
-        "--data",
-        "{s}/coco",
-        "--schedule",
-        "smoke",
-        *(f"--set={each}" for each in ("min_sizes=96", "test_size=96", "max_size=160", "iterations=4", "steps=3")),
-        *("--set=warmup=1", "--set=save_every=2"),
-        *MACHINE[:2],
-        "--run",
-        "{o}/d",
-    ),
+    "detection": detection("detectron2"),
+    "detection --engine torchvision": detection("torchvision"),
     "detection --repair": ("eval", "detection", "--data", "{s}/coco", "--repair", "{o}/clean"),
     "all": on("all", "--only", "knn", "retrieval", out="a"),
     "sets": ("eval", "sets", "{s}/sets.toml", *ONE, *MACHINE, "--shots", "1", "--episodes", "2", "--out", "{o}/s"),
@@ -266,7 +262,7 @@ def leaves(place: Path) -> dict[str, str]:
     found = dict[str, str]()
     for part in ("out", "home"):
         for file in sorted((place / part).rglob("*")):
-            if file.is_file() and file.suffix != ".lock" and not file.name.startswith("events.out."):
+            if file.is_file() and file.suffix != ".lock" and not _GROWS.match(file.name):
                 for leaf, value in flattened(contents(file)):
                     if not _TIMES.search(leaf):
                         found[f"{file.relative_to(place)}:{leaf}"] = _SECONDS.sub(
@@ -285,7 +281,7 @@ def contents(file: Path) -> Any:
         case ".npz":
             with np.load(file) as arrays:
                 return {name: arrays[name] for name in arrays.files}
-        case ".pt":
+        case ".pt" | ".pth":  # bytes differ: strings that a loaded state repeats are stored twice
             return torch.load(file, weights_only=False)
         case _:
             data = file.read_bytes()

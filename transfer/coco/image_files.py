@@ -8,6 +8,8 @@ from urllib.parse import parse_qs, unquote, urlsplit
 
 from excb.images.decoding import stored_and_upright_size
 
+DEEPEST = 64  # folders in a name that may belong to it: each more is a look into one, for a longer and longer path
+
 
 class ImageFiles:
     """The files below a folder, found as exporters name them.
@@ -32,7 +34,7 @@ class ImageFiles:
             parts = [part for part in PurePosixPath(path).parts if part not in ("/", ".")]
             if ".." in parts:
                 continue
-            for first in range(len(parts)):
+            for first in range(max(0, len(parts) - DEEPEST), len(parts)):
                 if self._exists(shorter := "/".join(parts[first:])):
                     return shorter
             if parts and len(found := self._by_name.get(parts[-1], [])) == 1:

@@ -1,6 +1,7 @@
 """Read and check sets in COCO's format before training; importing this file does not import torch."""
 
 import hashlib
+import json
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
@@ -170,14 +171,16 @@ def find_split(
     return annotations, images
 
 
-def parse_file(file: Path) -> tuple[bytes, dict[str, Any]]:
-    """An annotation file's bytes and contents, which has the three lists.
+def parse_file(file: Path) -> tuple[str, dict[str, Any]]:
+    """An annotation file's SHA-256 and contents, which have the three lists.
 
     Raises:
         UserError: it cannot be read, or has not.
     """
     try:
-        text = read_bytes(file)
+        data = read_bytes(file)
+        fingerprint, text = hashlib.sha256(data).hexdigest(), data.decode(json.detect_encoding(data), "surrogatepass")
+        del data  # a gigabyte of a file of LVIS's, whose values take five
         contents = json_text.parse(text, bounded=False)
     except (RefusedFileError, TooLargeError) as error:
         raise UserError(f"cannot read {file} ({error})") from None
@@ -186,14 +189,14 @@ def parse_file(file: Path) -> tuple[bytes, dict[str, Any]]:
     for kind in ("images", "annotations", "categories"):
         if not isinstance(contents, dict) or not isinstance(contents.get(kind), list):
             raise UserError(f"{file} has no list of '{kind}': name a file of COCO's instance annotations")
-    return text, contents
+    return fingerprint, contents
 
 
 def _read(file: Path, folder: Path, *, sizes: int | None) -> CocoSet:
     """An annotation file as a set, with its faults."""
-    text, contents = parse_file(file)
+    fingerprint, contents = parse_file(file)
     listing = Listing(file, contents, folder, sizes=sizes)
-    return as_set(listing, Objects(listing).read(), folder, hashlib.sha256(text).hexdigest())
+    return as_set(listing, Objects(listing).read(), folder, fingerprint)
 
 
 def as_set(listing: Listing, read: Sequence[tuple[int, Annotation, int]], folder: Path, fingerprint: str) -> CocoSet:

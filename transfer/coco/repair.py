@@ -1,6 +1,5 @@
 """Clean copies of annotation files, with all that was changed, by reason and with counts."""
 
-import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -85,10 +84,9 @@ class _Read:
     """An annotation file that is read with `repair`."""
 
     def __init__(self, file: Path, folder: Path) -> None:
-        text, self._contents = parse_file(file)
+        self._sha256, self._contents = parse_file(file)
         self._listing = Listing(file, self._contents, folder, sizes=None, repair=True)
         self._objects = Objects(self._listing).read()
-        self._sha256 = hashlib.sha256(text).hexdigest()
         self.images = as_set(self._listing, self._objects, folder, self._sha256)
 
     def clean(self, target: Path, groups: set[str], *, masks: bool) -> tuple[dict[str, Any], Repair]:

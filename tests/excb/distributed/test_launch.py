@@ -2,6 +2,7 @@
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -9,9 +10,10 @@ import time
 from pathlib import Path
 
 import pytest
+import torch.distributed as dist
 
 from excb.distributed import launcher, signals
-from excb.distributed.launch import GRACE, launch
+from excb.distributed.launch import GRACE, launch, open_store
 from excb.distributed.signals import StopRequest
 from excb.errors import UserError
 
@@ -101,6 +103,27 @@ def test_a_second_signal_ends_processes_that_do_not_listen(program: str, tmp_pat
     process.send_signal(signal.SIGINT)
     process.communicate(timeout=30)
     assert process.returncode == 130
+
+
+def test_our_launcher_needs_no_port_that_is_taken(
+    program: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        taken = server.getsockname()[1]
+        monkeypatch.setenv("MASTER_PORT", str(taken))  # left over from a run under torchrun
+        deed = f"sys.exit(int(os.environ['MASTER_PORT']) == {taken})"
+        assert launch(program, [f"{deed}|{deed}", str(tmp_path)], 2) == 0
+        with pytest.raises(UserError, match=rf"^cannot open port {taken} of 127.0.0.1 \(.*in use\): submit again$"):
+            open_store("127.0.0.1", taken, advice="submit again")
+
+
+def test_a_machine_without_a_free_port_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    def none_left(*_: object, **__: object) -> None:
+        raise dist.DistNetworkError("no port is free\nframe #0")
+
+    monkeypatch.setattr(dist, "TCPStore", none_left)
+    with pytest.raises(UserError, match=r"^cannot open a port of 127.0.0.1 \(no port is free\): start again$"):
+        launch("pretend", [], 2)
 
 
 # ---------------------------------------------------------------------------------------------------------------------

@@ -1,6 +1,8 @@
 """Tests of features on disk: whole or absent, damage found, unfinished work gone on with, nothing else touched."""
 
 import json
+import os
+import re
 from pathlib import Path
 from unittest import mock
 
@@ -11,8 +13,10 @@ import torch
 from excb.errors import UserError
 from excb.features import cache
 from excb.features.cache import CHECKSUMS, SRGB, CachedFeatures, FeatureStore
-from excb.features.listing import FOLDER, META, entries, remove
+from excb.features.listing import FOLDER, META, entries, remove, unfinished_files
+from excb.files.atomic import new_file, new_folder
 from excb.remote.home import cache_root
+from excb.transfer.cli import main as evaluate
 
 WIDTH = 3
 SHARDS = [range(5), range(5, 10), range(10, 12)]
@@ -229,6 +233,40 @@ def test_what_the_cache_holds_and_how_to_empty_it(store: FeatureStore, tmp_path:
     assert [path.name for path in tmp_path.iterdir()] == ["splits"]
     assert entries(tmp_path) == []
     assert remove(tmp_path) == 0
+
+
+def test_what_no_writer_has_finished_is_listed(tmp_path: Path) -> None:
+    machine, other, key = "0" * 8, "f" * 8, "0123456789ab" * 2
+    below = tmp_path / FOLDER / "key"
+    (below / f".shard.{other}{key}.new").mkdir(parents=True)
+    (below / f".shard.{other}{key}.new" / "rows").write_bytes(b"12345")
+    (below / f".shard.{other}{key}.tmp").touch()
+    (tmp_path / f".table.{machine}{key}.tmp").write_bytes(b"123")
+    for name in (".hidden", f"table.{key}.tmp", f".table.{machine}{key}.part"):
+        (tmp_path / name).touch()
+    os.utime(tmp_path / f".table.{machine}{key}.tmp", (1_000_000_000, 1_000_000_000))  # the oldest comes first
+    found = unfinished_files(tmp_path)
+    assert {(each.path.name, each.bytes >= 5) for each in found[1:]} == {
+        (f".shard.{other}{key}.new", True),
+        (f".shard.{other}{key}.tmp", False),
+    }
+    assert (found[0].path.name, found[0].bytes, found[0].last_change.timestamp()) == (
+        f".table.{machine}{key}.tmp",
+        3,
+        1_000_000_000,
+    )
+    with new_file(tmp_path / "target") as partial, new_folder(tmp_path / "folder") as made:
+        assert {partial, made} <= {each.path for each in unfinished_files(tmp_path)}  # the names that writers give
+
+
+def test_the_command_lists_them_and_says_what_to_do(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert evaluate(["cache", "--cache", str(tmp_path)]) == 0
+    assert "nfinished" not in "".join(capsys.readouterr())
+    (tmp_path / f".table.{'f' * 32}.tmp").write_bytes(bytes(2**20))
+    assert evaluate(["cache", "--cache", str(tmp_path)]) == 0
+    shown = capsys.readouterr()
+    assert re.search(rf"\.table\.{'f' * 32}\.tmp +1\.0 +20\d\d-\d\d-\d\d \d\d:\d\d", shown.out)
+    assert "delete those that no longer change" in shown.err
 
 
 def test_where_features_are_kept(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

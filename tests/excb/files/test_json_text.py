@@ -51,3 +51,15 @@ def test_nothing_is_written_that_cannot_be_read(tmp_path: Path) -> None:
     with pytest.raises(TypeError, match="Path is not JSON serializable"):  # a bug of the caller keeps its traceback
         json_text.write_json({"a": file}, file)
     assert (file.read_bytes(), list(tmp_path.iterdir())) == (before, [file])
+
+
+def test_equal_numbers_of_a_huge_text_are_one_object(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(json_text, "_HUGE", 10)
+    monkeypatch.setattr(json_text, "_DISTINCT", 2)
+    numbers = [1.5, -2.25, 1.5, 3e-7, 1e300, 1e300, 7, 1.5]
+    read = json_text.parse(json.dumps(numbers), bounded=False)
+    assert read == numbers
+    assert list(map(type, read)) == list(map(type, numbers))
+    assert read[0] is read[2] is read[7]
+    assert read[4] is not read[5]  # more are not remembered
+    assert json_text.parse("[1e999, 1.5]      ", bounded=False) == [float("inf"), 1.5]

@@ -1,16 +1,21 @@
 """Tests of reading sets in COCO's format: against COCO's own tools, and every wrong input with its one line."""
 
+import hashlib
+import json
 import subprocess
 import sys
+import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from PIL import Image
 
 from excb.errors import UserError
 from excb.transfer.coco import reading
-from excb.transfer.coco.reading import open_coco
+from excb.transfer.coco.reading import open_coco, read_coco
 from tests.clone import ROOT, SHARED
 from tests.transfer.tiny_coco import CATEGORIES, change, contents, write_coco
 
@@ -23,7 +28,8 @@ VAL = "annotations/instances_val2017.json"
 
 IMPORT_AND_READ = """
 import sys
-from excb.transfer.coco.reading import open_coco
+import tracemalloc
+from excb.transfer.coco.reading import open_coco, read_coco
 train, val = open_coco(sys.argv[1])
 print(len(train), len(val), "torch" in sys.modules, "detectron2" in sys.modules)
 """
@@ -300,3 +306,55 @@ def test_what_is_too_large_names_the_setting(tmp_path: Path, monkeypatch: pytest
     monkeypatch.setenv("EXCB_MEMORY_LIMIT", "1e-8")
     with pytest.raises(UserError, match=r"if you trust it, set EXCB_MEMORY_LIMIT to more GB\)$"):
         reading.parse_file(file)
+
+
+def write_lvis(root: Path, images: int, objects: int) -> Path:
+    """An annotation file in LVIS's layout beside its images: long polygons, 1,203 categories, no crowd flags."""
+    random = np.random.default_rng(0)
+    entries = []
+    for number in range(1, images + 1):
+        Image.new("L", (640, 480)).save(root / f"{number:012}.png")
+        entries.append({"id": number, "file_name": f"{number:012}.png", "width": 640, "height": 480})
+    angles = np.linspace(0, 2 * np.pi, 60, endpoint=False)
+    annotations = []
+    for number in range(1, objects + 1):
+        (left, top), radius = random.uniform(60, 420, 2), random.uniform(5, 55)
+        points = np.stack([left + radius * np.cos(angles), top + radius * np.sin(angles)], 1).round(2)
+        low, high = points.min(0), points.max(0)
+        annotations.append(
+            {
+                "id": number,
+                "image_id": number % images + 1,
+                "category_id": number % 1203 + 1,
+                "area": round(np.pi * radius**2, 2),
+                "bbox": np.concatenate([low, high - low]).round(2).tolist(),
+                "segmentation": [points.ravel().tolist()],
+            }
+        )
+    categories = [{"id": number, "name": f"thing {number}"} for number in range(1, 1204)]
+    file = root / "lvis.json"
+    file.write_text(json.dumps({"images": entries, "annotations": annotations, "categories": categories}))
+    return file
+
+
+def test_a_file_of_lviss_layout_takes_the_memory_that_is_stated(tmp_path: Path) -> None:
+    """At most ten times its bytes (SECURITY.md), whatever their number."""
+    file = write_lvis(tmp_path, 20, 1500)
+    tracemalloc.start()
+    try:
+        before = tracemalloc.get_traced_memory()[0]
+        read = read_coco(file, tmp_path)
+        peak = tracemalloc.get_traced_memory()[1] - before
+    finally:
+        tracemalloc.stop()
+    assert sum(len(image.annotations) for image in read.images) == 1500
+    assert len(read.classes) == 1203
+    assert peak < 10 * file.stat().st_size
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16", "utf-32-le"])
+def test_any_encoding_of_json_is_read(tmp_path: Path, encoding: str) -> None:
+    file = tmp_path / "a.json"
+    expected = {"images": [], "annotations": [], "categories": [{"id": 1, "name": "Äpfel"}]}
+    file.write_bytes(json.dumps(expected, ensure_ascii=False).encode(encoding))
+    assert reading.parse_file(file) == (hashlib.sha256(file.read_bytes()).hexdigest(), expected)
