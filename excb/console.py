@@ -49,17 +49,27 @@ class Progressor:
 
 
 class Reporter:
-    """A program's output: notes and progress on stderr, results on stdout, so pipes carry results only."""
+    """A program's output: notes and progress on stderr, results on stdout, so pipes carry results only.
 
-    def __init__(self, *, quiet: bool = False) -> None:
+    Args:
+        quiet: print neither notes nor progress.
+        brief: print no details.
+    """
+
+    def __init__(self, *, quiet: bool = False, brief: bool = False) -> None:
         self._notes = Console(stderr=True, quiet=quiet, highlight=False)
         self._results = Console(highlight=False, markup=False)  # rich would take "[/]" in a name for markup
-        self.quiet = quiet
+        self.quiet, self._brief = quiet, brief
         self._live: Progress | None = None
 
     def note(self, text: str) -> None:
         """Print a note."""
         self._say(text, "")
+
+    def detail(self, text: str) -> None:
+        """Print a note that would be one of many where a program is `brief`."""
+        if not self._brief:
+            self.note(text)
 
     def warn(self, text: str) -> None:
         """Print a warning."""

@@ -45,7 +45,7 @@ def embed(
         ckpt: anything that `excb.load` takes; or a Backbone, or an `nn.Module` with a transform (`excb.evaluate`).
         images: a folder of any depth, a video, shards, "torchvision:NAME" or "hf:ID"; or files, PIL images, uint8
             arrays [H, W, 3], mixed sizes, one or several.
-        out: write them to this file, .npz, .parquet or .safetensors; `.save(FILE)` does it later.
+        out: write them to this file, .npz, .parquet, .safetensors or .csv; `.save(FILE)` does it later.
         quiet: no notes and no progress.
         options: of the command, with _ for -: `batch_size=128`, `workers=4`, `resize=256`, `crop=224`, `listed=FILE`;
             `every=1.0` takes a frame of each video every second.

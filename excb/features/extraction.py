@@ -230,7 +230,7 @@ def features_of(extraction: Extraction, root: Path | None, reporter: Reporter, *
     if run_on_rank0(lambda: store.finished() and honours_profiles() and not store.missing(lambda _line: None)):
         _add_clipped(extraction, store)
         if rank() == 0:
-            reporter.note(f"features of {name}: {plural(len(extraction.images), 'row')} from {store.folder}")
+            reporter.detail(f"features of {name}: {plural(len(extraction.images), 'row')} from the cache")
         return all_succeed(store.open)
     with _only_process(store, reporter):
         if not run_on_rank0(honours_profiles):
@@ -288,4 +288,4 @@ def _complete(
                 run_on_rank0(partial(store.write, number, rows))
         run_on_rank0(lambda: store.finish(description))
     elif rank() == 0:
-        reporter.note(f"features of {name}: {plural(total, 'row')} from {store.folder}")
+        reporter.detail(f"features of {name}: {plural(total, 'row')} from the cache")

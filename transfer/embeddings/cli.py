@@ -29,7 +29,7 @@ def _embed(given: list[Any], shell: Shell, device: "torch.device") -> int:
 
     options: EmbedOptions = given[0]
     if (out := shell.out) is None and not shell.dry_run:
-        raise UserError.on_all_ranks("name the file to write with --out FILE.npz, FILE.parquet or FILE.safetensors")
+        raise UserError.on_all_ranks("name the file to write with --out FILE.npz, .parquet, .safetensors or .csv")
     if out is not None:
         check_vectors_file(out)
     embeddings = _indexed(options, shell, device)
@@ -179,7 +179,7 @@ def _index(options: EmbedOptions, embeddings: "Embeddings") -> list[Path]:
 
 EMBED = shell_command(
     "embed",
-    "a vector for every image of a folder, labelled or not: FILE.npz, .parquet or .safetensors",
+    "a vector for every image of a folder, labelled or not: FILE.npz, .parquet, .safetensors or .csv",
     (EmbedOptions,),
     _embed,
     metavar="FILE",

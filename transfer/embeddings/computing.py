@@ -50,7 +50,13 @@ def extraction_of(task: Task) -> Extraction:
 
 
 def compute(
-    task: Task, cache: Path | None, reporter: Reporter, *, loads: str = "", name_unreadable: bool = True
+    task: Task,
+    cache: Path | None,
+    reporter: Reporter,
+    *,
+    loads: str = "",
+    name: str = "images",
+    name_unreadable: bool = True,
 ) -> Embeddings:
     """The embeddings of a task's images; all ranks call this together.
 
@@ -62,13 +68,14 @@ def compute(
         cache: the folder that keeps rows; None keeps them in memory.
         reporter: prints notes and progress.
         loads: what `excb.load` takes to load the same network again; empty for one in memory.
+        name: of the images, for messages.
         name_unreadable: warn of images that cannot be read.
 
     Raises:
         UserError: no image can be read, or the cache cannot be written.
     """
     images, own_reporter = task.train, reporter if rank() == 0 else Reporter(quiet=True)
-    rows = features_of(extraction_of(task), cache, own_reporter, name="images")
+    rows = features_of(extraction_of(task), cache, own_reporter, name=name)
     kept = _readable(rows)
     unreadable = _reasons(images, np.setdiff1d(np.arange(len(images)), kept))
     if unreadable:

@@ -21,6 +21,7 @@ from excb.neighbours.nearest import Index
 from excb.networks.features import embed_images as embed_pictures
 
 from .table import tables
+from .table.csv_table import write_csv
 from .table.vectors import Vectors, in_place
 
 if TYPE_CHECKING:
@@ -109,7 +110,7 @@ class Embeddings(Vectors):
 
     def to_csv(self, file: str | Path) -> Path:
         """Write FILE.csv with path, label if there are some, v0, v1, ... Raises UserError if it cannot be written."""
-        return tables.write_csv(self, Path(file))
+        return write_csv(self, Path(file))
 
     def files(self, matches: "Iterable[Match | str]") -> list[Path]:
         """The files of matches or of paths, for `excb.image_grid`; of images in a folder."""
@@ -315,7 +316,7 @@ class Embeddings(Vectors):
         )
 
     def save(self, file: str | Path) -> Path:
-        """Write FILE.npz, FILE.parquet or FILE.safetensors, in flat memory; `Embeddings.load` reads each.
+        """Write FILE.npz, FILE.parquet or FILE.safetensors, which `Embeddings.load` reads, or FILE.csv, in flat memory.
 
         Raises:
             UserError: the name ends otherwise, or the file cannot be written.

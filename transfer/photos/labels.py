@@ -79,12 +79,13 @@ def photo_labels(images: ImageSet, table: Path | str | None, series: str | None)
         _sets(rows) if several else {path: (label,) if label else None for path, label in rows.values(LABELS).items()}
     )
     number = {path: index for index, path in enumerate(images.paths)}
-    gone = [path for path in labels if path not in number]
-    require(
-        not gone,
-        f"{len(gone):,} of {plural(len(labels), 'row')} of {table} name no image below {images.root}, such as "
-        f"{gone[:1] and gone[0]}: paths start in that folder and have their extensions",
-    )
+    if gone := [path for path in labels if path not in number]:
+        top, _, rest = gone[0].partition("/")
+        below = "paths start in that folder and have their extensions"
+        raise UserError(
+            f"{len(gone):,} of {plural(len(labels), 'row')} of {table} name no image below {images.root}, such as "
+            f"{gone[0]}: {f'leave {top}/ out of the paths' if rest in number else below}"
+        )
     classes = tuple(sorted({label for own in labels.values() for label in own or ()}))
     place = {name: index for index, name in enumerate(classes)}
     of, sets = np.full(len(images), UNLABELLED), np.zeros((len(images), len(classes)), np.int8)

@@ -99,7 +99,7 @@ class Photos:
         self.labels: PhotoLabels = photo_labels(found, labels, series)
         self.seed = seed
         self._device, self._cache = device, None if cache is None else Path(cache)
-        self._reporter = Reporter(quiet=quiet or not is_rank0())
+        self._reporter = Reporter(quiet=quiet or not is_rank0(), brief=True)  # it reads many sets from the cache
         self._embeddings, self._tasks = dict[str, "Embeddings"](), dict[str, "Task"]()
         self._range = range
         self._scanned = found
@@ -160,7 +160,6 @@ class Photos:
         """
         name = os.fspath(network)
         if name not in self._embeddings:
-            self._reporter.note(f"embedding {plural(len(self), 'image')} with {name}")
             options = EmbedOptions(ckpt=name, device=self._device, cache=self._cache, range=self._range)
             with joined(self._device, stay=True) as device:
                 task = self._tasks[name] = open_embedding(options, device, Reporter(quiet=True), self.images)
@@ -170,6 +169,7 @@ class Photos:
                     task.cache or options.features_folder,
                     self._reporter,
                     loads=name,
+                    name=f"images by {name}",
                     name_unreadable=not self._embeddings,  # once, and not for each network
                 )
         return self._embeddings[name]

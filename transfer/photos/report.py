@@ -18,7 +18,7 @@ from .page import pictures_of, render_photos
 from .prediction import Guess
 
 PAGE, TABLE, JSON = "photos.html", "photos.csv", "photos.json"
-LISTED, GROUPS = 20, 3  # rows of each table on a terminal, and groups of copies
+LISTED, GROUPS, NEXT = 20, 3, 4  # on a terminal: rows of each table, groups of copies, images to label next
 COLUMNS = (
     "path",
     "label",
@@ -90,7 +90,9 @@ def answer(findings: Findings, reporter: Reporter) -> None:
         if findings.doubt:
             reporter.answer(findings.doubt)
     if findings.next is not None:
-        reporter.answer(f"Label next (by {findings.next.rule}): {', '.join(findings.next.paths[:LISTED])}")
+        paths = findings.next.paths
+        rest = f" and {len(paths) - NEXT:,} more, with pictures in the page" if len(paths) > NEXT else ""
+        reporter.answer(f"Label next (by {findings.next.rule}): {', '.join(paths[:NEXT])}{rest}")
 
 
 def _table(findings: Findings) -> str:

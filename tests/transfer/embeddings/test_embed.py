@@ -253,7 +253,7 @@ def test_two_processes_write_the_file_of_one(run: Path, photos: Path, tmp_path: 
 @pytest.mark.parametrize(
     ("more", "message"),
     [
-        (["--out", "a.csv"], "embeddings are written to a file that ends in .npz, .parquet, .safetensors"),
+        (["--out", "a.txt"], "embeddings are written to a file that ends in .npz, .parquet, .safetensors, .csv"),
         (["--data", "nowhere"], "no folder nowhere"),
         (["--crop", "4"], "--resize and --crop must be at least 8 pixels"),
     ],

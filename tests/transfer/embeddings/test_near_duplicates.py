@@ -128,7 +128,10 @@ def test_the_threshold_is_that_of_a_loop(copied: Embeddings) -> None:
         frozenset({f"{number:02}.png", f"{number:02}-copy.jpg"}) for number in range(10)
     }
     assert all(group.keep.endswith(".png") for group in near)
-    assert "calibrated on these images: finds" in repr(near)
+    assert repr(near).startswith(
+        f"10 groups of near-duplicates, 20 images in them, with a cosine of {near.cosine:.4g} or more, which finds "
+        f"{threshold.found_percent:.0f} % of altered copies\n"
+    )
     assert copied.near_duplicates(quiet=True) == near
 
 
@@ -141,9 +144,9 @@ def test_pictures_find_copies_that_the_network_does_not(copied: Embeddings, monk
     assert [pair for pair in pairs if pair in map(list, near)] == pairs
     assert near.threshold is not None
     assert near.threshold.found["JPEG"] == near.threshold.found["resize"] == 1
-    assert "or pictures that look the same" in near.summary
+    assert "or pictures that look the same" in str(near.threshold)
     monkeypatch.setattr(copies, "MOST_NEAR", 69)
-    assert "pictures" not in blind.near_duplicates(quiet=True).summary
+    assert "pictures" not in str(blind.near_duplicates(quiet=True).threshold)
 
 
 def test_calibration_asks_for_a_number_where_it_cannot(copied: Embeddings, tmp_path: Path) -> None:
@@ -184,7 +187,7 @@ def test_a_group_says_which_file_to_keep(tmp_path: Path) -> None:
     assert rows[2] == ["1", "no", "a.png", f"{np.cos(np.deg2rad(3)):.6f}", "30", "20", stored]
     assert rows[4] == ["1", "no", "gone.png", f"{np.cos(np.deg2rad(6)):.6f}", "", "", ""]
     assert repr(near).splitlines() == [
-        "1 group of near-duplicates, 4 images in them; cosine from 0.9985",
+        "1 group of near-duplicates, 4 images in them, with a cosine of 0.9985 or more",
         "  keep =b.png, not a.png, c.png, gone.png",
     ]
 

@@ -131,7 +131,7 @@ def test_the_command_lists_neighbours_and_duplicates(
     lines = capsys.readouterr().out.splitlines()
     assert lines[2].split() == ["03.png", "1", "1.0000", "a/b/03.png"]
     assert lines[3].split() == ["2", "1.0000", "c/twin.png"]
-    assert lines[4] == "1 group of near-duplicates, 2 images in them; cosine from 1"
+    assert lines[4] == "1 group of near-duplicates, 2 images in them, with a cosine of 1 or more"
     assert lines[6].split() == ["1", "2", "keep", "a/b/03.png"]
     assert main(words(run, photos, "--query", query, "--k", "3", "--json", "--quiet")) == 0
     answer = json.loads(capsys.readouterr().out)

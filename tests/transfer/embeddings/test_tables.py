@@ -84,6 +84,16 @@ def test_pandas_arrow_and_csv_hold_paths_and_vectors(tmp_path: Path) -> None:
     assert np.array_equal(np.array([row[1:] for row in rows], np.float32), VECTORS)
 
 
+def test_a_saved_csv_is_the_same_table_and_is_not_loaded(tmp_path: Path) -> None:
+    table = made().with_labels({"b/3.png": "ant"})
+    assert table.save(tmp_path / "a.csv").read_bytes() == table.to_csv(tmp_path / "b.csv").read_bytes()
+    with pytest.raises(
+        UserError,
+        match=r"a\.csv: a CSV does not say which network made its vectors; save the embeddings as \.npz, \.parq",
+    ):
+        excb.Embeddings.load(tmp_path / "a.csv")
+
+
 def test_a_csv_that_would_be_read_as_another_is_not_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     class Deaf(csv.excel):
         quoting = csv.QUOTE_NONE

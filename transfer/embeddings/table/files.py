@@ -20,7 +20,7 @@ from excb.files.foreign import parsing
 from excb.files.parquet import read_parquet, require_pyarrow
 from excb.ledger import Ledger
 
-from . import vectors
+from . import csv_table, vectors
 from .vectors import ArrayRows, CheckedRows, Vectors
 
 FORMAT = "excb-embeddings-1"
@@ -36,9 +36,9 @@ _NO_ROWS = np.empty((0, 0), np.float32)
 
 def check_vectors_file(file: Path) -> None:
     """Raise UserError if embeddings cannot be written to a file of this name on this machine."""
-    if file.suffix not in FORMATS or file.is_dir():
-        table = "; a spreadsheet is written by `Embeddings.to_csv` in Python" if file.suffix == ".csv" else ""
-        raise UserError(f"{file}: embeddings are written to a file that ends in {', '.join(FORMATS)}{table}")
+    if file.suffix not in (*FORMATS, csv_table.SUFFIX) or file.is_dir():
+        suffixes = ", ".join((*FORMATS, csv_table.SUFFIX))
+        raise UserError(f"{file}: embeddings are written to a file that ends in {suffixes}")
     if file.suffix == ".parquet":
         require_pyarrow(_INSTEAD)
 
@@ -46,10 +46,14 @@ def check_vectors_file(file: Path) -> None:
 def write_vectors(made: Vectors, file: Path) -> Path:
     """Write embeddings, some thousand rows at a time; the file appears whole or not at all.
 
+    A CSV is for other programs: it does not say what made its vectors, so `read_vectors` refuses it.
+
     Raises:
         UserError: the name ends otherwise, pyarrow is missing for Parquet, or the file cannot be written.
     """
     check_vectors_file(file)
+    if file.suffix == csv_table.SUFFIX:
+        return csv_table.write_csv(made, file)
     with new_file(file, advice=_ADVICE) as temporary:
         writer, reader = FORMATS[file.suffix]
         writer(made, temporary)
@@ -67,6 +71,11 @@ def read_vectors(file: Path) -> Vectors:
     Raises:
         UserError: it is no such file, or is damaged.
     """
+    if file.suffix == csv_table.SUFFIX:
+        raise UserError(
+            f"{file}: a CSV does not say which network made its vectors; save the embeddings as {', '.join(FORMATS)}, "
+            "and read those"
+        )
     check_vectors_file(file)
     try:
         rows, paths, meta, labels, checksums = FORMATS[file.suffix][1](file, texts_only=False)

@@ -1,9 +1,8 @@
 """Embeddings as a table: rows that are chosen, several sets joined, and what other programs take."""
 
-import csv
 import os
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,11 +11,9 @@ import torch
 
 from excb.console import plural
 from excb.errors import UserError, require
-from excb.files.atomic import new_file, read_again
-from excb.files.cells import path_cell, text_cell
-from excb.files.csv_text import check_table
 from excb.neighbours.unit_rows import Rows
 
+from .csv_table import columns_of
 from .files import arrow_columns
 from .vectors import ArrayRows, ChosenRows, Vectors
 
@@ -143,11 +140,6 @@ class JoinedRows:
         return torch.cat(pieces) if pieces else torch.empty(0, self.width)
 
 
-def columns_of(width: int) -> list[str]:
-    """Names of the columns of vectors: v0, v1, ..."""
-    return [f"v{number}" for number in range(width)]
-
-
 def to_pandas(made: Vectors, vectors: np.ndarray) -> "pandas.DataFrame":
     """A data frame with a row for each image: its path as the index, its label where there are some, and v0, v1, ...
 
@@ -175,28 +167,3 @@ def to_arrow(made: Vectors, vectors: np.ndarray) -> "pyarrow.Table":
     import pyarrow
 
     return pyarrow.table(columns)
-
-
-def write_csv(made: Vectors, file: Path) -> Path:
-    """Write path, label if there are some, v0, v1, ..., some thousand rows at a time; it appears whole or not at all.
-
-    Raises:
-        UserError: it cannot be written.
-    """
-    with new_file(file, advice="name another file") as temporary:
-        with temporary.open("w", newline="", encoding="utf-8", errors="surrogateescape") as stream:
-            csv.writer(stream).writerows(_lines(made))
-        with read_again(file), temporary.open(newline="", encoding="utf-8", errors="surrogateescape") as stream:
-            check_table(stream, _lines(made))
-    return file
-
-
-def _lines(made: Vectors) -> Iterator[list[Any]]:
-    labelled = [] if made.labels is None else ["label"]
-    yield ["path", *labelled, *columns_of(made.rows.width)]
-    start = 0
-    for part in made.parts():
-        for number, row in enumerate(part, start):
-            label = [] if made.labels is None else [text_cell(made.labels[number] or "")]
-            yield [path_cell(made.paths[number]), *label, *(f"{value:.9g}" for value in row.tolist())]
-        start += len(part)

@@ -1,0 +1,44 @@
+"""Embeddings as a CSV for spreadsheets and other programs: a row for each image, a column for each number."""
+
+import csv
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from excb.files.atomic import new_file, read_again
+from excb.files.cells import path_cell, text_cell
+from excb.files.csv_text import check_table
+
+from .vectors import Vectors
+
+SUFFIX = ".csv"
+
+
+def columns_of(width: int) -> list[str]:
+    """Names of the columns of vectors: v0, v1, ..."""
+    return [f"v{number}" for number in range(width)]
+
+
+def write_csv(made: Vectors, file: Path) -> Path:
+    """Write path, label if there are some, v0, v1, ..., some thousand rows at a time; it appears whole or not at all.
+
+    Raises:
+        UserError: it cannot be written.
+    """
+    with new_file(file, advice="name another file") as temporary:
+        with temporary.open("w", newline="", encoding="utf-8", errors="surrogateescape") as stream:
+            csv.writer(stream).writerows(_lines(made))
+        with read_again(file), temporary.open(newline="", encoding="utf-8", errors="surrogateescape") as stream:
+            check_table(stream, _lines(made))
+    return file
+
+
+def _lines(made: Vectors) -> Iterator[list[Any]]:
+    labelled = [] if made.labels is None else ["label"]
+    yield ["path", *labelled, *columns_of(made.rows.width)]
+    start = 0
+    for part in made.parts():
+        for number, row in enumerate(part, start):
+            label = [] if made.labels is None else [text_cell(made.labels[number] or "")]
+            yield [path_cell(made.paths[number]), *label, *(f"{value:.9g}" for value in row.tolist())]
+        start += len(part)
