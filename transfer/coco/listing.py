@@ -96,10 +96,10 @@ class Listing:
         images, by_file = dict[int, CocoImage](), dict[str, int]()
         for place, entry in enumerate(entries):
             where = f"images[{place}]"
-            if not isinstance(entry, dict) or entry.get("id") is None or not entry.get("file_name"):
+            if not isinstance(entry, dict) or entry.get("id") is None or not (name := _name(entry)):
                 self.faults.add(faults.BAD_IMAGE, where)
                 continue
-            key, name = self.key(entry, "id", where), str(entry["file_name"])
+            key = self.key(entry, "id", where)
             if isinstance(key, str):
                 self.faults.add(faults.WORDS_AS_IDS, key)
             if key in self.image_of:
@@ -160,7 +160,7 @@ class Listing:
         stated = (width, height)
         has_size = width > 0 and height > 0 and width * height <= most_pixels()
         if not has_size:
-            self.faults.add(faults.NO_SIZE, entry["file_name"])
+            self.faults.add(faults.NO_SIZE, _name(entry))
         if file is None or (has_size and not compared):
             return stated if has_size else (1, 1)
         try:
@@ -200,3 +200,8 @@ class Listing:
                 right, bottom = reach.get(key, (0.0, 0.0))
                 reach[key] = max(right, box[0] + box[2]), max(bottom, box[1] + box[3])
         return reach
+
+
+def _name(entry: dict[str, Any]) -> str:
+    """The file of an image as its entry names it; LVIS 1.0 has the address of COCO's file instead."""
+    return str(entry.get("file_name") or entry.get("coco_url") or "")

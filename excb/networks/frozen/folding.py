@@ -10,7 +10,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.fusion import fuse_conv_bn_eval
 
-from excb.networks.backbone import REFUSALS, has_batchnorm
 from excb.networks.frozen.precision import HalfPrecision
 
 BOUND = 1e-5  # on the distance between outputs with and without BatchNorm, relative to the output's norm
@@ -33,14 +32,15 @@ def without_batchnorm(network: nn.Module, image: Tensor) -> nn.Module:
     """
     if isinstance(network, HalfPrecision):
         return HalfPrecision(without_batchnorm(network.network, image))
-    if not has_batchnorm(network) or _observed(network):
+    if not any(isinstance(module, nn.BatchNorm2d) for module in network.modules()) or _observed(network):
         return network
     noise = torch.rand(image.shape, generator=torch.Generator().manual_seed(0)).to(image)
     try:
         made = copy.deepcopy(network)
         _fold(made, _pairs(made, noise))
         expected, found = network(noise), made(noise)
-    except REFUSALS:  # a network that cannot be copied, or that reads its BatchNorm's parts itself
+    # Of networks that cannot be copied, or that read their BatchNorm's parts themselves.
+    except (AttributeError, LookupError, RuntimeError, TypeError, ValueError):
         return network
     if not isinstance(expected, Tensor):
         return network

@@ -115,6 +115,16 @@ def test_images_in_subfolders(tree: Path) -> None:
     assert len(open_coco(tree)[0]) == 6
 
 
+def test_lvis_names_files_by_their_address(tree: Path) -> None:
+    train, _ = open_coco(tree)
+    images = contents(tree / TRAIN)["images"]
+    for image in images:
+        image["coco_url"] = f"http://images.cocodataset.org/train2017/{image.pop('file_name')}"
+    change(tree / TRAIN, images=images)
+    again, _ = open_coco(tree)
+    assert [image.file for image in again.images] == [image.file for image in train.images]
+
+
 def test_reading_needs_no_torch(tree: Path) -> None:
     # A new interpreter: what it imports is tested.
     command = [sys.executable, "-c", IMPORT_AND_READ, str(tree)]
