@@ -50,7 +50,7 @@ DOORS = {
     "pretrain/doctor/versions.py": "an image that it made",
     "transfer/data/alterations.py": "an image that it made",
     "transfer/embeddings/table/files.py": "a zip archive that it writes",
-    "transfer/embeddings/table/tables.py": "a CSV table that it wrote just now",
+    "transfer/embeddings/table/csv_table.py": "a CSV table that it wrote just now",
     "transfer/map/page.py": "a file of Bokeh",
     "transfer/robustness/imagenet_c/digital.py": "an image that it made",
 }
