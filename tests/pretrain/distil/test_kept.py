@@ -9,6 +9,7 @@ import torch
 from excb.console import Reporter
 from excb.features import cache
 from excb.images.scanning import scan_folder
+from excb.networks.frozen.folding import BOUND
 from excb.pretrain.data.batch import NO_IMAGE
 from excb.pretrain.distil.kept import KeptTargets, cells_of_teacher, features_of_teacher
 from excb.pretrain.distil.settings import DistilSettings
@@ -100,5 +101,6 @@ def test_cells_are_those_of_the_maps_of_whole_images(several: list[Teacher], ima
         _, maps = teacher.look(inputs)
         assert maps is not None
         rows = [maps[n, :, y, x] for n in range(12) for y in range(maps.shape[2]) for x in range(maps.shape[3])]
-        torch.testing.assert_close(found, torch.stack(rows))
+        expected = torch.stack(rows)
+        assert (found - expected).norm() <= BOUND * expected.norm()  # BatchNorm is folded in one of them
         assert np.isfinite(found.numpy()).all()
