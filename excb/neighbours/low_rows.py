@@ -12,7 +12,7 @@ from torch.nn import functional
 
 from excb.neighbours import tiling
 from excb.neighbours.centring import Centre
-from excb.neighbours.proposals import Proposal, of_rank
+from excb.neighbours.proposals import Proposal, least_value, of_rank
 from excb.neighbours.unit_rows import UnitRows
 
 ROUNDING = 0.51 * torch.finfo(torch.bfloat16).eps  # relative, of a product that is returned in bfloat16
@@ -48,8 +48,7 @@ class LowRows:
         error = self._centre.error(centred, self._length, self._lost, self._lost_offset)
         # The last value that `Search` may ask for, and a little less.
         kth = of_rank(values, wanted).double()
-        cut = kth - ROUNDING * kth.abs() - 2 * error
-        floor = (cut - ROUNDING * cut.abs()).float().nextafter(torch.tensor(-math.inf))
+        floor = least_value(kth, error, ROUNDING).float().nextafter(torch.tensor(-math.inf))
         found = [np.flatnonzero(some >= least) for some, least in zip(values.numpy(), floor.numpy(), strict=True)]
         most = max(MOST, 2 * wanted)
         for query, some in enumerate(found):

@@ -27,6 +27,15 @@ class Proposal:
     rounding: float  # bounds the relative error of that last rounding
 
 
+def least_value(kth: Tensor, error: Tensor, rounding: float) -> Tensor:
+    """The value [Q] float64 below which no row is among the k best, if k candidates have values from `kth` on.
+
+    Their similarities are at least kth - error, and a row that reaches that has a value of at least kth - 2 error.
+    """
+    cut = kth - rounding * kth.abs() - 2 * error
+    return cut - rounding * cut.abs()
+
+
 def propose_with_torch(bank: UnitRows, wanted: int, queries: Tensor, *, kind: torch.dtype, spread: int) -> Proposal:
     """Propose all rows above a floor that is estimated from a sample of the bank.
 

@@ -23,7 +23,14 @@ from torch import Tensor
 from excb.neighbours import backends, tiling
 from excb.neighbours.low_rows import LowRows
 from excb.neighbours.precision import GRID, float64_error, rounded_dots, split
-from excb.neighbours.proposals import Proposal, of_rank, propose_from_all, propose_with_faiss, propose_with_torch
+from excb.neighbours.proposals import (
+    Proposal,
+    least_value,
+    of_rank,
+    propose_from_all,
+    propose_with_faiss,
+    propose_with_torch,
+)
 from excb.neighbours.unit_rows import UnitRows
 
 
@@ -85,13 +92,11 @@ class Search:
     def _narrow(self, proposal: Proposal, block: slice) -> tuple[Tensor, Tensor]:
         """Return which queries are decided, and their rows that may be among the k best, [decided, m] and padded by -1.
 
-        k candidates have values from `kth` on, so similarities from kth - error on. A row that reaches that too has a
-        value of at least kth - 2 error. If the floor is not above it, that row is among the candidates.
+        If the floor is not above the least value of such rows, they are among the candidates.
         """
         values, rows = proposal.values[block], proposal.rows[block]
         kth = of_rank(values, self._wanted).double()
-        cut = kth - proposal.rounding * kth.abs() - 2 * proposal.error[block]
-        cut -= proposal.rounding * cut.abs()
+        cut = least_value(kth, proposal.error[block], proposal.rounding)
         decided = kth.isfinite() & (proposal.floor[block] <= cut)
         keep = values[decided] >= cut[decided, None]
         places = keep.cumsum(1) - 1

@@ -4,6 +4,7 @@ On CPUs MobileNetV2 takes two thirds of the time, ResNets nine tenths (docs/perf
 """
 
 import copy
+from collections import Counter
 from weakref import ref
 
 import torch
@@ -38,6 +39,7 @@ def without_batchnorm(network: nn.Module, image: Tensor) -> nn.Module:
     try:
         made = copy.deepcopy(network)
         _fold(made, _pairs(made, noise))
+        # The network's own output, not that of the copy before: it may keep what it sees, or be copied imperfectly.
         expected, found = network(noise), made(noise)
     # Of networks that cannot be copied, or that read their BatchNorm's parts themselves.
     except (AttributeError, LookupError, RuntimeError, TypeError, ValueError):
@@ -57,16 +59,19 @@ def _observed(network: nn.Module) -> bool:
 
 
 def _pairs(network: nn.Module, image: Tensor) -> list[tuple[nn.Conv2d, nn.BatchNorm2d]]:
-    """Convolutions and the BatchNorm layers that take their output, of layers that a pass uses once."""
-    made, used = list[tuple[ref[Tensor], nn.Conv2d]](), list[nn.Module]()
-    pairs = list[tuple[nn.Conv2d, nn.BatchNorm2d]]()
+    """Convolutions, and the BatchNorm that takes each one's output and nothing else.
+
+    A reader may pass an image more than once: what counts is that a pair is one each time.
+    """
+    made, used = list[tuple[ref[Tensor], nn.Conv2d]](), Counter[nn.Module]()
+    met = Counter[tuple[nn.Conv2d, nn.BatchNorm2d]]()
 
     def look(layer: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
-        used.append(layer)
+        used[layer] += 1
         if isinstance(layer, nn.Conv2d):
             made.append((ref(output), layer))
         elif isinstance(layer, nn.BatchNorm2d):
-            pairs.extend((convolution, layer) for there, convolution in made if there() is inputs[0])
+            met.update((convolution, layer) for there, convolution in made if there() is inputs[0])
 
     layers = [each for each in network.modules() if isinstance(each, nn.Conv2d | nn.BatchNorm2d)]
     hooks = [layer.register_forward_hook(look) for layer in layers]
@@ -75,8 +80,7 @@ def _pairs(network: nn.Module, image: Tensor) -> list[tuple[nn.Conv2d, nn.BatchN
     finally:
         for hook in hooks:
             hook.remove()
-    once = {layer for layer in used if used.count(layer) == 1}
-    return [(first, second) for first, second in pairs if {first, second} <= once]
+    return [pair for pair, times in met.items() if times == used[pair[0]] == used[pair[1]]]
 
 
 def _fold(network: nn.Module, pairs: list[tuple[nn.Conv2d, nn.BatchNorm2d]]) -> None:

@@ -124,6 +124,26 @@ def test_a_layer_that_runs_twice_is_not_folded() -> None:
     assert torch.equal(without_batchnorm(network, images(1))(images()), network(images()))
 
 
+class Twice(nn.Module):
+    """A reader that passes an image twice through its network."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.network = models.shufflenet_v2_x0_5()
+
+    def forward(self, batch: Tensor) -> Tensor:
+        return torch.cat([self.network(batch), self.network(batch.flip(3))], 1)
+
+
+@torch.no_grad()
+def test_a_reader_that_passes_an_image_twice_has_the_features_of_one_that_does_it_once() -> None:
+    reader = trained(Twice())
+    made = without_batchnorm(reader, images(1))
+    assert norms(made) == 0
+    once = without_batchnorm(reader.get_submodule("network"), images(1))
+    assert torch.equal(made(images()), torch.cat([once(images()), once(images().flip(3))], 1))
+
+
 def test_networks_without_batchnorm_in_other_types_or_with_hooks_stay_as_they_are() -> None:
     plain = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Flatten())
     assert without_batchnorm(plain, images(1)) is plain
