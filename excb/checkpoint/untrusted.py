@@ -1,6 +1,7 @@
 """Checkpoint files of unknown origin, read without running any code in them."""
 
 import argparse
+import os
 import pickle
 import re
 import struct
@@ -11,7 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from excb.errors import UserError, first_line
-from excb.files.foreign import open_file
+from excb.files.foreign import TooLargeError, open_file
+from excb.files.pickles import check_pickle
 from excb.files.tensors import read_tensors
 
 
@@ -68,6 +70,7 @@ _OTHER_PICKLE = (
     "could run code; convert it to PyTorch or safetensors where you trust it"
 )
 
+LEGACY = 5  # pickles of a file of torch before version 1.6
 SHARED = 16  # times that a file's tensors may take the memory that they share
 SMALL = 2**26  # bytes beside that
 
@@ -114,6 +117,8 @@ def read_untrusted(file: Path, *, allow: Collection[str] = ()) -> dict[Any, Any]
         raise UserError(f"{file} {reason}")
     try:
         contents = read_tensors(file) if _is_safetensors(file, head) else _read_torch(file, head, set(allow))
+    except TooLargeError as error:
+        raise UserError(f"{file}: {error}") from None
     except REFUSALS as error:
         raise UserError(f"{file} is damaged or incomplete ({first_line(error)}): fetch it again") from None
     if not isinstance(contents, Mapping):
@@ -172,8 +177,7 @@ def _read_torch(file: Path, head: bytes, allow: set[str]) -> Any:
     import torch
 
     zipped = head.startswith(b"PK")
-    if zipped:
-        _check_archive(file)
+    (_check_archive if zipped else _check_pickles)(file)
     admitted = [(ADMISSIBLE[name], name) for name in sorted(allow)]
     with warnings.catch_warnings(), torch.serialization.safe_globals(admitted):  # type: ignore[arg-type]
         warnings.simplefilter("ignore")  # of old formats: the user cannot change them
@@ -181,6 +185,21 @@ def _read_torch(file: Path, head: bytes, allow: set[str]) -> Any:
             return torch.load(file, map_location="cpu", weights_only=True, mmap=zipped)
         except pickle.UnpicklingError as error:
             raise _refusal(file, str(error), zipped=zipped) from None
+
+
+def _check_pickles(file: Path) -> None:
+    """Raise ValueError unless the pickles of a file of torch before version 1.6 may be read."""
+    with open_file(file) as stream:
+        for _ in range(LEGACY):
+            check_pickle(stream, os.fstat(stream.fileno()).st_size)
+
+
+def check_contents(archive: zipfile.ZipFile) -> None:
+    """Raise ValueError unless the pickle of torch's archive may be read: what it builds is more than what it holds."""
+    for name in archive.namelist():
+        if name.endswith("/data.pkl"):
+            with archive.open(name) as stream:
+                check_pickle(stream, archive.getinfo(name).file_size)
 
 
 def _check_archive(file: Path) -> None:
@@ -196,6 +215,7 @@ def _check_archive(file: Path) -> None:
             raise zipfile.BadZipFile(f"entry {odd[0]}")
         if bad := archive.testzip():
             raise zipfile.BadZipFile(f"checksum of {bad}")
+        check_contents(archive)
 
 
 def _refusal(file: Path, message: str, *, zipped: bool) -> UserError:

@@ -37,8 +37,9 @@ def read_npz(source: Path | bytes, but: Collection[str] = ()) -> dict[str, np.nd
         ValueError: it is damaged or something else, holds objects, or would unpack to more than `memory_limit`.
     """
     with parsing(), unwarned(), io.BytesIO(source) if isinstance(source, bytes) else open_file(source) as stream:
-        with zipfile.ZipFile(stream) as archive:
-            check_memory(sum(entry.file_size for entry in archive.infolist() if entry.compress_type))
+        size = stream.seek(0, io.SEEK_END)
+        with zipfile.ZipFile(stream) as archive:  # entries may overlap
+            check_memory(sum(entry.file_size for entry in archive.infolist()) - size)
         stream.seek(0)
         with np.load(stream, allow_pickle=False) as arrays:
             return {name: arrays[name] for name in arrays.files if name not in but}

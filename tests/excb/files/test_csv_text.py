@@ -5,8 +5,7 @@ import io
 
 import pytest
 
-from excb.files.cells import path_cell, plain_text, text_cell
-from excb.files.csv_text import check_table, csv_table, plain_table
+from excb.files.csv_text import check_table, csv_table, path_cell, plain_table, plain_text, text_cell
 
 
 def test_rows_are_read_back_and_nothing_is_a_formula() -> None:

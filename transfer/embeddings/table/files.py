@@ -276,10 +276,13 @@ def _read_parquet(file: Path, *, texts_only: bool) -> Contents:
 
 
 def _rows_of(table: Any) -> np.ndarray:
+    kind = table.schema.field("vector").type
     with parsing():
-        values = table.column("vector").combine_chunks().flatten().to_numpy(zero_copy_only=False)
-    width = len(values) // len(table) if len(table) else table.schema.field("vector").type.list_size
-    return np.asarray(values).reshape(len(table), width)
+        rows, start = np.empty((len(table), kind.list_size), kind.value_type.to_pandas_dtype()), 0
+        for part in table.column("vector").chunks:
+            rows[start : start + len(part)] = part.flatten().to_numpy(zero_copy_only=False).reshape(len(part), -1)
+            start += len(part)
+    return rows
 
 
 Writer = Callable[[Vectors, Path], None]
