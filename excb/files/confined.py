@@ -70,9 +70,9 @@ def confined(parser: Parser, *words: str, size: int, read: Callable[[IO[bytes]],
 def _reason(code: int, lines: list[str]) -> str:
     if code == -signal.SIGXCPU:
         return "reading it takes too long"
-    return (
-        f"its parser ended by {signal.Signals(-code).name}" if code < 0 else next(reversed(lines), "its parser failed")
-    )
+    if code < 0:
+        return f"its parser ended by {signal.Signals(-code).name}"
+    return next(reversed(lines), "its parser failed")
 
 
 def work(module: str, name: str, most: str, *words: str) -> NoReturn:
