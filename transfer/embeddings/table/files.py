@@ -202,8 +202,7 @@ def _read_safetensors(file: Path, *, texts_only: bool) -> Contents:  # noqa: ARG
         shape = opened.get_slice("vectors").get_shape()
     vectors = _mapped(file, start, shape)
     paths, labels = (
-        [os.fsdecode(text) for text in texts[name].split(b"\0")] if name in texts and len(vectors) else None
-        for name in ("paths", "labels")
+        os.fsdecode(texts[name]).split("\0") if name in texts and len(vectors) else None for name in ("paths", "labels")
     )
     return vectors, paths or [], str(facts[_META]), None if labels is None else [*labels], facts
 
