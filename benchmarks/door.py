@@ -8,6 +8,7 @@ children.
 
 import argparse
 import csv
+import io
 import json
 import math
 import pickle
@@ -30,10 +31,10 @@ import excb
 from excb.checkpoint.run_checkpoint import read_run_checkpoint, write_run_checkpoint
 from excb.checkpoint.untrusted import read_untrusted
 from excb.files import json_text, toml
+from excb.files.csv_text import read_rows, read_table
 from excb.files.foreign import read_bytes
 from excb.files.parquet import read_parquet
 from excb.images.decoding import open_image
-from excb.sources.label_files import LabelTable
 from excb.transfer.embeddings.table.vectors import ArrayRows
 from excb.transfer.instances.layouts.plain_pickle import read_pickle
 
@@ -121,7 +122,7 @@ def cases(folder: Path, images: int) -> list[Case]:
         Case("embeddings `.parquet`", folder / "e.parquet", plain_parquet, embeddings),
         Case("embeddings `.safetensors`", folder / "e.safetensors", plain_safetensors, embeddings),
         Case("table of labels `.parquet`", folder / "l.parquet", parquet.read_table, read_parquet),
-        Case("table of labels `.csv`", folder / "l.csv", plain_csv, LabelTable.read),
+        Case("table of labels `.csv`", folder / "l.csv", plain_csv, rows),
         Case("checkpoint `.pth`", folder / "w.pth", plain_torch, untrusted),
         Case("checkpoint `.safetensors`", folder / "w.safetensors", plain_load_file, untrusted),
         Case("checkpoint of a run", folder / "step-1.pt", plain_run, read_run_checkpoint),
@@ -131,6 +132,11 @@ def cases(folder: Path, images: int) -> list[Case]:
         Case("JPEG, 512 x 384", folder / "i.jpg", plain_image, open_image, 50),
         Case("PNG, 512 x 384", folder / "i.png", plain_image, open_image, 50),
     ]
+
+
+def rows(file: Path) -> Any:
+    """By this package."""
+    return read_rows(io.StringIO(read_table(file), newline=""))
 
 
 def untrusted(file: Path) -> Any:

@@ -11,7 +11,7 @@ from excb.errors import UserError
 from excb.files.confined import confined
 from excb.files.foreign import check_memory, open_file, parsing
 
-ROWS = 4096  # that are parsed at once
+ROWS = 1024  # that are parsed at once: few enough for the cache
 _VALUE, _TIMES = 60, 10  # bytes of a value in Python, and how often `memory_limit` they may take, as of JSON
 
 

@@ -5,7 +5,7 @@ and the hash of tuples that refer to each other twice takes twice as long with e
 """
 
 import pickletools
-from typing import IO
+from typing import IO, Any, NamedTuple
 
 from excb.files.foreign import check_memory
 
@@ -16,50 +16,33 @@ _TIMES = 10  # this many times `memory_limit` may be built, as of JSON
 _BUILT = dict.fromkeys(("EMPTY_DICT", "DICT", "EMPTY_SET", "FROZENSET"), 500)
 _BUILT |= dict.fromkeys(("EMPTY_LIST", "LIST", "REDUCE", "NEWOBJ", "NEWOBJ_EX", "OBJ", "INST", "BUILD"), 300)
 _LEAST = 64
-_TUPLES = ("TUPLE", "TUPLE1", "TUPLE2", "TUPLE3", "FROZENSET")
-_GETS, _PUTS = ("GET", "BINGET", "LONG_BINGET"), ("PUT", "BINPUT", "LONG_BINPUT", "MEMOIZE")
+_AT_ONCE = 256  # operations between looks at what is built
+_TUPLES = ("TUPLE", "TUPLE1", "TUPLE2", "TUPLE3", "FROZENSET", "DUP")
 _SIZED = " bytearray"  # of a number: as many bytes
 _MARK = -1
 
 
-class _Values:
-    """The stack and the memo of an unpickler, with the number of values in each value instead of the value."""
+class _Step(NamedTuple):
+    """The effect of an operation on the stack."""
 
-    def __init__(self, size: int) -> None:
-        self.stack, self.memo = list[int](), dict[int, int]()
-        self._size, self._left = size, min(_REPEATS * size, _MOST_VALUES)
+    taken: int  # values, those above a mark apart
+    marked: bool  # takes those above the last mark as well, and the mark
+    made: int  # values
+    mark: bool
+    tupled: bool  # the value holds those that were taken, as a key does
+    built: int  # bytes
 
-    def step(self, code: pickletools.OpcodeInfo, argument: object) -> None:
-        """Do as an operation does."""
-        name, stack = code.name, self.stack
-        if name in _PUTS:
-            number = len(self.memo) if name == "MEMOIZE" else int(str(argument))
-            if number > self._size:  # the unpickler would make a list of so many
-                raise ValueError(f"{name} {number}")
-            self.memo[number] = stack[-1]
-        elif name in _GETS:
-            stack.append(self.memo[int(str(argument))])
-        elif name == "POP":
-            stack.pop()
-        elif name == "DUP":
-            stack.append(stack[-1])
-        else:
-            inner = self._taken(code)
-            made = inner + 1 if name in _TUPLES else 1
-            if made == 1:  # a tuple is followed once it is a key or an argument
-                self._left -= inner
-            if max(0, made) > _MOST_VALUES or self._left < 0:
-                raise ValueError("its values repeat themselves")
-            stack.extend(_MARK if each is pickletools.markobject else made for each in code.stack_after)
 
-    def _taken(self, code: pickletools.OpcodeInfo) -> int:
-        """The number of values in all that an operation takes from the stack."""
-        taken, inner = code.stack_before, 0
-        if pickletools.markobject in taken:
-            while (each := self.stack.pop()) != _MARK:
-                inner += each
-            taken = taken[: taken.index(pickletools.markobject)]
-        return inner + sum(self.stack.pop() for _ in taken)
+def _step(code: pickletools.OpcodeInfo) -> _Step:
+    taken, marked = code.stack_before, pickletools.markobject in code.stack_before
+    before = taken.index(pickletools.markobject) if marked else len(taken)
+    mark = pickletools.markobject in code.stack_after
+    built = _BUILT.get(code.name, _LEAST)
+    return _Step(before, marked, len(code.stack_after) - mark, mark, code.name in _TUPLES, built)
+
+
+_STEPS = {code.name: _step(code) for code in pickletools.opcodes}
+_GETS, _PUTS = {"GET", "BINGET", "LONG_BINGET"}, {"PUT", "BINPUT", "LONG_BINPUT", "MEMOIZE"}
 
 
 def check_pickle(stream: IO[bytes], size: int) -> None:
@@ -72,17 +55,56 @@ def check_pickle(stream: IO[bytes], size: int) -> None:
     Raises:
         ValueError: it is damaged, or an unpickler would take too much memory or time.
     """
-    values, built, containers = _Values(size), 0, 0
+    stack, memo = list[int](), dict[int, int]()  # numbers of the values in each value, in place of the value
+    built, containers, most = 0, 0, min(_REPEATS * size, _MOST_VALUES)
+    left = most
     try:
         for steps, (code, argument, _place) in enumerate(pickletools.genops(stream), 1):
-            containers += code.name in _BUILT
-            if steps > MOST_STEPS or containers > MOST_CONTAINERS:
-                raise ValueError(f"it has more than {MOST_STEPS:,} operations or {MOST_CONTAINERS:,} containers")
-            built += _BUILT.get(code.name, _LEAST)
-            if not steps % 1024:
-                check_memory(built / _TIMES)
-            if code.name == "GLOBAL" and str(argument).endswith(_SIZED):
-                raise ValueError("it holds a bytearray")
-            values.step(code, argument)
+            name = code.name
+            step = _STEPS[name]
+            built += step.built
+            containers += name in _BUILT
+            if not steps % _AT_ONCE:
+                _check(built, steps, containers)
+            if name in _GETS:
+                stack.append(memo[int(argument)])  # type: ignore[arg-type]
+            elif name in _PUTS:
+                memo[_place_of(argument, memo, size)] = stack[-1]
+            else:
+                inner = _apply(step, stack)
+                left -= 0 if step.tupled else inner  # a tuple is followed once it is a key or an argument
+                if left < 0 or inner > most:
+                    raise ValueError("its values repeat themselves")
+                if name == "GLOBAL" and str(argument).endswith(_SIZED):
+                    raise ValueError("it holds a bytearray")
     except (LookupError, TypeError, OverflowError) as error:
         raise ValueError(f"{type(error).__name__}: {error}") from None
+
+
+def _check(built: int, steps: int, containers: int) -> None:
+    check_memory(built / _TIMES)
+    if steps > MOST_STEPS or containers > MOST_CONTAINERS:
+        raise ValueError(f"it has more than {MOST_STEPS:,} operations or {MOST_CONTAINERS:,} containers")
+
+
+def _place_of(argument: Any, memo: dict[int, int], size: int) -> int:
+    """The place in the memo that is written."""
+    place = len(memo) if argument is None else int(argument)
+    if place > size:  # the unpickler would make a list of so many
+        raise ValueError(f"the place {place} of its memo")
+    return place
+
+
+def _apply(step: _Step, stack: list[int]) -> int:
+    """Do to the stack what an operation does; the number of values in all that it takes."""
+    inner = 0
+    if step.marked:
+        while (each := stack.pop()) != _MARK:
+            inner += each
+    for _ in range(step.taken):
+        inner += stack.pop()
+    if step.mark:
+        stack.append(_MARK)
+    elif step.made:
+        stack += [inner + 1 if step.tupled else 1] * step.made
+    return inner
