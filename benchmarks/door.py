@@ -122,7 +122,7 @@ def cases(folder: Path, images: int) -> list[Case]:
         Case("embeddings `.parquet`", folder / "e.parquet", plain_parquet, embeddings),
         Case("embeddings `.safetensors`", folder / "e.safetensors", plain_safetensors, embeddings),
         Case("table of labels `.parquet`", folder / "l.parquet", parquet.read_table, read_parquet),
-        Case("table of labels `.csv`", folder / "l.csv", plain_csv, rows),
+        Case("table of labels `.csv`", folder / "l.csv", plain_csv, table_rows),
         Case("checkpoint `.pth`", folder / "w.pth", plain_torch, untrusted),
         Case("checkpoint `.safetensors`", folder / "w.safetensors", plain_load_file, untrusted),
         Case("checkpoint of a run", folder / "step-1.pt", plain_run, read_run_checkpoint),
@@ -134,7 +134,7 @@ def cases(folder: Path, images: int) -> list[Case]:
     ]
 
 
-def rows(file: Path) -> Any:
+def table_rows(file: Path) -> Any:
     """By this package."""
     return read_rows(io.StringIO(read_table(file), newline=""))
 
