@@ -39,7 +39,7 @@ def confined(parser: Parser, *words: str, size: int, read: Callable[[IO[bytes]],
         ValueError: the parser failed or was ended; TooLargeError where it needs more memory.
     """
     most = memory_limit() + size
-    search = os.pathsep.join(place for place in sys.path if place)
+    search = os.pathsep.join(place or str(Path.cwd()) for place in sys.path)
     command = [sys.executable, "-P", "-c", _START, parser.__module__, parser.__name__, str(most), *words]
     environment = {**os.environ, **_SMALL, "PYTHONPATH": search}
     pipe, nothing = subprocess.PIPE, subprocess.DEVNULL

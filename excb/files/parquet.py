@@ -65,9 +65,7 @@ def send_batches(limit: Callable[[], None], stream: IO[bytes], file: str, *but: 
         names = [field.name for field in fields] if but else None
         with pyarrow.ipc.new_stream(stream, schema) as batches:
             for batch in opened.iter_batches(ROWS, columns=names, use_threads=False):
-                arrays = [
-                    getattr(column, "dictionary_decode", lambda column=column: column)() for column in batch.columns
-                ]
+                arrays = [_filled(column, pyarrow.types) for column in batch.columns]
                 batches.write_batch(pyarrow.RecordBatch.from_arrays(arrays, schema=schema))
 
 
@@ -75,9 +73,20 @@ def _dense(kind: Any, types: Any, *, nested: bool = False) -> Any:
     """The type of a column whose values take room: one value of a dictionary may be that of all rows."""
     if types.is_dictionary(kind) and not nested:
         return kind.value_type
+    if types.is_list(kind) and types.is_null(kind.value_type) and not nested:
+        return kind  # of empty lists: see `_filled`
     within = getattr(kind, "storage_type", kind)
     if types.is_dictionary(within) or types.is_run_end_encoded(within) or (nested and types.is_null(within)):
         raise ValueError(f"a column of {kind}, whose values take no room in it")
     for number in range(within.num_fields):
         _dense(within.field(number).type, types, nested=True)
     return kind
+
+
+def _filled(column: Any, types: Any) -> Any:
+    """A column without its dictionary, or of lists that are empty if they are of nothing."""
+    if types.is_dictionary(column.type):
+        return column.dictionary_decode()
+    if types.is_list(column.type) and types.is_null(column.type.value_type) and len(column.flatten()):
+        raise ValueError("lists of nothing, which take no room in it")
+    return column

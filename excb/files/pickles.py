@@ -5,6 +5,8 @@ and the hash of tuples that refer to each other twice takes twice as long with e
 """
 
 import pickletools
+import warnings
+from collections.abc import Iterator
 from typing import IO, Any, NamedTuple
 
 from excb.files.foreign import check_memory
@@ -59,7 +61,7 @@ def check_pickle(stream: IO[bytes], size: int) -> None:
     built, containers, most = 0, 0, min(_REPEATS * size, _MOST_VALUES)
     left = most
     try:
-        for steps, (code, argument, _place) in enumerate(pickletools.genops(stream), 1):
+        for steps, (code, argument, _place) in enumerate(_operations(stream), 1):
             name = code.name
             step = _STEPS[name]
             built += step.built
@@ -67,7 +69,7 @@ def check_pickle(stream: IO[bytes], size: int) -> None:
             if not steps % _AT_ONCE:
                 _check(built, steps, containers)
             if name in _GETS:
-                stack.append(memo[int(argument)])  # type: ignore[arg-type]
+                stack.append(memo[int(argument)])
             elif name in _PUTS:
                 memo[_place_of(argument, memo, size)] = stack[-1]
             else:
@@ -79,6 +81,12 @@ def check_pickle(stream: IO[bytes], size: int) -> None:
                     raise ValueError("it holds a bytearray")
     except (LookupError, TypeError, OverflowError) as error:
         raise ValueError(f"{type(error).__name__}: {error}") from None
+
+
+def _operations(stream: IO[bytes]) -> Iterator[tuple[pickletools.OpcodeInfo, Any, Any]]:
+    """`genops` without Python's warnings of odd escapes in texts."""
+    with warnings.catch_warnings(action="ignore"):
+        yield from pickletools.genops(stream)
 
 
 def _check(built: int, steps: int, containers: int) -> None:
