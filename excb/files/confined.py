@@ -5,7 +5,6 @@ import os
 import signal
 import subprocess
 import sys
-import tempfile
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -19,6 +18,8 @@ _START = "import sys; from excb.files.confined import work; work(*sys.argv[1:])"
 _FAILED, _FULL = 1, 3  # exit codes of the child: its last line says why, or it had no memory left
 # Allocators that reserve much more than they use would meet the limit at once.
 _SMALL = {"ARROW_DEFAULT_MEMORY_POOL": "system", "MALLOC_ARENA_MAX": "1", "OMP_NUM_THREADS": "1"}
+
+_LONGEST = 4000  # bytes of its line
 
 T = TypeVar("T")
 Parser = Callable[..., None]  # called with `limit`, a stream to write to, and words
@@ -43,19 +44,19 @@ def confined(parser: Parser, *words: str, size: int, read: Callable[[IO[bytes]],
     command = [sys.executable, "-P", "-c", _START, parser.__module__, parser.__name__, str(most), *words]
     environment = {**os.environ, **_SMALL, "PYTHONPATH": search}
     pipe, nothing = subprocess.PIPE, subprocess.DEVNULL
-    with tempfile.TemporaryFile() as errors:
-        with subprocess.Popen(command, stdin=nothing, stdout=pipe, stderr=errors, env=environment) as child:
-            assert child.stdout is not None
-            made, failed = None, None
-            try:
-                made = read(child.stdout)
-            except TooLargeError:
-                child.kill()
-                raise
-            except Exception as error:  # noqa: BLE001 - of a stream that ends in the middle: the child knows why
-                failed = ValueError(first_line(error))
-        errors.seek(0)
-        lines = errors.read().decode(errors="replace").strip().splitlines()
+    with subprocess.Popen(command, stdin=nothing, stdout=pipe, stderr=pipe, env=environment) as child:
+        assert child.stdout is not None
+        assert child.stderr is not None
+        made, failed = None, None
+        try:
+            made = read(child.stdout)
+        except TooLargeError:
+            child.kill()
+            raise
+        except Exception as error:  # noqa: BLE001 - of a stream that ends in the middle: the child knows why
+            failed = ValueError(first_line(error))
+        child.stdout.close()
+        lines = child.stderr.read().decode(errors="replace").strip().splitlines()
     if child.returncode == _FULL:
         raise TooLargeError(
             f"it would take more than {most / GB:,.1f} GB of memory: if you trust it, set {VARIABLE} to more GB"
@@ -78,16 +79,16 @@ def _reason(code: int, lines: list[str]) -> str:
 def work(module: str, name: str, most: str, *words: str) -> NoReturn:
     """In the child: call the parser, and end with an exit code that says how it went."""
     parser: Parser = getattr(importlib.import_module(module), name)
-    code = 0
+    code, said = 0, os.dup(2)
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # libraries may print any number of lines, which nobody reads yet
     try:
         with open(1, "wb", closefd=False) as stream:
             parser(partial(_limit, int(most)), stream, *words)
     except MemoryError:
         code = _FULL
     except Exception as error:  # noqa: BLE001 - the parsers are others'
-        sys.stderr.write(f"{type(error).__name__}: {first_line(error)}\n")
+        os.write(said, f"{type(error).__name__}: {first_line(error)}\n".encode(errors="replace")[:_LONGEST])
         code = _FAILED
-    sys.stderr.flush()
     os._exit(code)
 
 

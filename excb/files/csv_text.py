@@ -32,7 +32,7 @@ def plain_text(cell: str) -> str:
     return cell[1:] if cell.startswith("'") and cell.lstrip("'").startswith(_FORMULA) else cell
 
 
-def read_table(file: Path, encoding: str = "utf-8-sig", errors: str = "strict") -> str:
+def read_listing(file: Path, encoding: str = "utf-8-sig", errors: str = "strict") -> str:
     """The text of a list or a table of any origin, whose lines and cells fit the memory.
 
     Raises:

@@ -12,7 +12,7 @@ import numpy as np
 
 from excb.console import plural
 from excb.errors import UserError, require
-from excb.files.csv_text import plain_text, read_rows, read_table
+from excb.files.csv_text import plain_text, read_listing, read_rows
 from excb.images.image_set import ImageSet
 from excb.images.scanning import scan_folder
 from excb.ledger import NAMED, Ledger, LedgerEntry
@@ -45,7 +45,7 @@ class LabelTable:
             f"the labels {file} are a folder: name a table (CSV), or none if the sub-folders of the images are classes",
         )
         try:
-            lines = read_table(file).splitlines()
+            lines = read_listing(file).splitlines()
             head = lines[0] if lines else ""
             rows = read_rows(lines, max(",;\t", key=head.count))
         except (OSError, ValueError) as error:

@@ -368,7 +368,7 @@ BOMBS: dict[str, Bomb] = {
     "CSV, empty lines": Bomb(lambda: NEWLINES, labelled, cheap=True),
     "CSV, cells": Bomb(lambda: b"path,label\n" + b"," * 9_000_000, labelled, cheap=True),
     "CSV, within": Bomb(lambda: b"path,label\n" + b"a,b\n" * 250_000, labelled, refused=False),
-    "list": Bomb(lambda: b"ab\n" * 2_000_000, csv_text.read_table, cheap=True),
+    "list": Bomb(lambda: b"ab\n" * 2_000_000, csv_text.read_listing, cheap=True),
     ".npy, forged": Bomb(npy_header, npy.mapped_npy, cheap=True, suffix=".npy"),
     ".npz": Bomb(npz, npy.read_npz, suffix=".npz"),
     ".npz, forged": Bomb(npz_of_a_forged_header, npy.read_npz, cheap=True, suffix=".npz"),

@@ -8,7 +8,7 @@ from typing import Any
 
 from excb.errors import UserError, require
 from excb.files import json_text
-from excb.files.csv_text import read_rows, read_table
+from excb.files.csv_text import read_listing, read_rows
 from excb.files.foreign import read_bytes
 from excb.ledger import NOTHING, Ledger
 from excb.sources.source import Split
@@ -113,7 +113,7 @@ def _read_list(file: Path) -> dict[str, dict[str, int]]:
 
 def _lines(file: Path) -> list[str]:
     try:
-        return [line for line in read_table(file).splitlines() if line.strip()]
+        return [line for line in read_listing(file).splitlines() if line.strip()]
     except (OSError, ValueError) as error:
         raise UserError(f"cannot read the list {file}: {error}") from None
 

@@ -46,11 +46,11 @@ def test_lists_and_tables_that_fill_the_memory_are_refused(tmp_path: Path, monke
     file = tmp_path / "a.csv"
     for text in ("\n" * 50_000, "a,b\n" * 50_000, "," * 300_000):
         file.write_text(text, encoding="utf-8")
-        assert csv_text.read_table(file) == text
+        assert csv_text.read_listing(file) == text
         with monkeypatch.context() as small:
             small.setenv(foreign.VARIABLE, "0.001")
             with pytest.raises(RefusedFileError, match="EXCB_MEMORY_LIMIT"):
-                csv_text.read_table(file)
+                csv_text.read_listing(file)
 
 
 def test_rows_are_those_of_python_and_damage_is_a_value_error() -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 
 from excb.errors import UserError
-from excb.files.csv_text import read_rows, read_table
+from excb.files.csv_text import read_listing, read_rows
 from excb.images.formats.known import EXTENSIONS
 from excb.images.image_set import ImageSet
 from excb.images.scanning import scan_folder
@@ -49,7 +49,7 @@ def _by_name(images: ImageSet) -> dict[str, int]:
 def _rows(file: Path) -> list[tuple[int, str, str]]:
     """Line number, query and reference of every row; the reference may be empty."""
     try:
-        lines = read_rows(io.StringIO(read_table(file)))
+        lines = read_rows(io.StringIO(read_listing(file)))
         rows = [(number, [cell.strip() for cell in row]) for number, row in enumerate(lines, 1) if row]
     except (OSError, ValueError) as error:
         raise UserError(
