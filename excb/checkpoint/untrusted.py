@@ -197,8 +197,14 @@ def _check_pickles(file: Path) -> None:
             check_pickle(stream, os.fstat(stream.fileno()).st_size)
 
 
-def check_contents(archive: zipfile.ZipFile) -> None:
-    """Raise ValueError unless the pickle of torch's archive may be read: what it builds is more than what it holds."""
+def check_contents(file: Path, archive: zipfile.ZipFile) -> None:
+    """Check that an archive of torch's, whose entries are stored, holds what was written, and may be read.
+
+    Raises:
+        BadZipFile: a checksum is another.
+        ValueError: its pickle would take too much memory or time.
+    """
+    _check_sums(file, archive)
     for name in archive.namelist():
         if name.endswith("/data.pkl"):
             with archive.open(name) as stream:
@@ -216,8 +222,7 @@ def _check_archive(file: Path) -> None:
         # An entry that claims to be a folder would be read as whatever is in memory.
         if odd := [e.filename for e in archive.infolist() if e.compress_type or e.flag_bits & 1 or e.is_dir()]:
             raise zipfile.BadZipFile(f"entry {odd[0]}")
-        _check_sums(file, archive)
-        check_contents(archive)
+        check_contents(file, archive)
 
 
 def _check_sums(file: Path, archive: zipfile.ZipFile) -> None:
@@ -225,7 +230,9 @@ def _check_sums(file: Path, archive: zipfile.ZipFile) -> None:
     with open_file(file) as stream, mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as mapped:
         for entry in archive.infolist():
             begin = entry.header_offset + LOCAL.size
-            signature, name, extra = LOCAL.unpack(mapped[entry.header_offset : begin])
+            if len(head := mapped[entry.header_offset : begin]) < LOCAL.size:
+                raise zipfile.BadZipFile(f"no header of {entry.filename}")
+            signature, name, extra = LOCAL.unpack(head)
             begin += name + extra
             with memoryview(mapped) as whole, whole[begin : begin + entry.file_size] as data:
                 if signature != b"PK\x03\x04" or zlib.crc32(data) != entry.CRC:
