@@ -10,6 +10,7 @@ from tests.test_layout import CORE, LEAVES, parse, sources, where
 # What opens or parses a file, by the module that it is imported from; "" for methods of paths and builtins.
 PARSERS = {
     "": {"open", "read_bytes", "read_text"},
+    "csv": {"DictReader", "reader"},
     "json": {"load"},
     "numpy": {"load", "loadtxt", "genfromtxt", "fromfile"},
     "pickle": {"load", "loads"},
@@ -29,6 +30,7 @@ NAMES = {"np": "numpy", "parquet": "pyarrow.parquet", "Image": "PIL.Image"}
 DOORS = {
     "excb/checkpoint/run_checkpoint.py": "torch's archives, whose checksums it compares first",
     "excb/checkpoint/untrusted.py": "torch's archives and pickles, by torch's restricted unpickler",
+    "excb/files/csv_text.py": "CSV",
     "excb/files/foreign.py": "the door",
     "excb/files/npy.py": "NumPy's files",
     "excb/files/parquet.py": "Parquet",
@@ -37,11 +39,14 @@ DOORS = {
     "excb/images/formats/plugins.py": "images",
     "excb/images/tars/table.py": "members of shards, from a stream that is open",
     "excb/remote/wheels.py": "wheels, inside `parsing`",
+    "pretrain/figures/diagrams.py": "CSV of a text that was bounded",
+    "transfer/clusters/files.py": "CSV of a text that was bounded",
     "pretrain/data/hub_stream.py": "Parquet of a set that the user streams",
     "pretrain/data/stream_images.py": "Parquet of a set that the user streams",
     # Files of the system or of this package.
     "excb/distributed/launcher.py": "/proc",
     "excb/distributed/machine.py": "/proc and /sys",
+    "excb/files/confined.py": "/proc",
     "excb/files/locks.py": "/proc",
     "excb/pages/frame.py": "templates of this package",
     "excb/report.py": "/proc",

@@ -21,6 +21,7 @@ SPREADS = (
     "± 95 % interval of the mean over seeds (t)",
     "95 % interval over test images",
     "± 95 % interval of the mean over seeds (t); brackets: 95 % interval over test images",
+    "95 % interval of the mean over rounds (t)",
     "none",
 )
 

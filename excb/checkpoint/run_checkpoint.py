@@ -12,10 +12,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from excb.checkpoint.untrusted import REFUSALS, repeated
+from excb.checkpoint.untrusted import REFUSALS, check_contents, repeated
 from excb.errors import UserError, first_line
 from excb.files.atomic import new_file
-from excb.files.foreign import open_file
+from excb.files.foreign import TooLargeError, open_file
 
 FORMAT = "excb-run"
 VERSION = 1
@@ -96,8 +96,9 @@ def _check(file: Path) -> None:
             # Checksums cover data only: an entry that claims to be a folder would be read as whatever is in memory.
             if odd := [e.filename for e in entries if e.compress_type or e.flag_bits & 1 or e.external_attr]:
                 raise zipfile.BadZipFile(f"entry {odd[0]}")
-            if bad := archive.testzip():
-                raise zipfile.BadZipFile(f"checksum of {bad}")
+            check_contents(file, archive)
+    except TooLargeError as error:
+        raise ForeignFileError(f"{file}: {error}") from None
     except (zipfile.BadZipFile, OSError, EOFError, NotImplementedError, ValueError) as error:
         if isinstance(error, PermissionError):
             raise UserError(f"cannot read {file} ({error.strerror}): let it be read, then start again") from None

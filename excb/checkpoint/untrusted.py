@@ -1,17 +1,21 @@
 """Checkpoint files of unknown origin, read without running any code in them."""
 
 import argparse
+import mmap
+import os
 import pickle
 import re
 import struct
 import warnings
 import zipfile
+import zlib
 from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
 from excb.errors import UserError, first_line
-from excb.files.foreign import open_file
+from excb.files.foreign import TooLargeError, open_file
+from excb.files.pickles import check_pickle
 from excb.files.tensors import read_tensors
 
 
@@ -68,6 +72,8 @@ _OTHER_PICKLE = (
     "could run code; convert it to PyTorch or safetensors where you trust it"
 )
 
+LOCAL = struct.Struct("<4s22xHH")  # of zip: what begins an entry, the lengths of its name and of more
+LEGACY = 5  # pickles of a file of torch before version 1.6
 SHARED = 16  # times that a file's tensors may take the memory that they share
 SMALL = 2**26  # bytes beside that
 
@@ -114,6 +120,8 @@ def read_untrusted(file: Path, *, allow: Collection[str] = ()) -> dict[Any, Any]
         raise UserError(f"{file} {reason}")
     try:
         contents = read_tensors(file) if _is_safetensors(file, head) else _read_torch(file, head, set(allow))
+    except TooLargeError as error:
+        raise UserError(f"{file}: {error}") from None
     except REFUSALS as error:
         raise UserError(f"{file} is damaged or incomplete ({first_line(error)}): fetch it again") from None
     if not isinstance(contents, Mapping):
@@ -172,8 +180,7 @@ def _read_torch(file: Path, head: bytes, allow: set[str]) -> Any:
     import torch
 
     zipped = head.startswith(b"PK")
-    if zipped:
-        _check_archive(file)
+    (_check_archive if zipped else _check_pickles)(file)
     admitted = [(ADMISSIBLE[name], name) for name in sorted(allow)]
     with warnings.catch_warnings(), torch.serialization.safe_globals(admitted):  # type: ignore[arg-type]
         warnings.simplefilter("ignore")  # of old formats: the user cannot change them
@@ -181,6 +188,27 @@ def _read_torch(file: Path, head: bytes, allow: set[str]) -> Any:
             return torch.load(file, map_location="cpu", weights_only=True, mmap=zipped)
         except pickle.UnpicklingError as error:
             raise _refusal(file, str(error), zipped=zipped) from None
+
+
+def _check_pickles(file: Path) -> None:
+    """Raise ValueError unless the pickles of a file of torch before version 1.6 may be read."""
+    with open_file(file) as stream:
+        for _ in range(LEGACY):
+            check_pickle(stream, os.fstat(stream.fileno()).st_size)
+
+
+def check_contents(file: Path, archive: zipfile.ZipFile) -> None:
+    """Check that an archive of torch's, whose entries are stored, holds what was written, and may be read.
+
+    Raises:
+        BadZipFile: a checksum is another.
+        ValueError: its pickle would take too much memory or time.
+    """
+    _check_sums(file, archive)
+    for name in archive.namelist():
+        if name.endswith("/data.pkl"):
+            with archive.open(name) as stream:
+                check_pickle(stream, archive.getinfo(name).file_size)
 
 
 def _check_archive(file: Path) -> None:
@@ -194,8 +222,21 @@ def _check_archive(file: Path) -> None:
         # An entry that claims to be a folder would be read as whatever is in memory.
         if odd := [e.filename for e in archive.infolist() if e.compress_type or e.flag_bits & 1 or e.is_dir()]:
             raise zipfile.BadZipFile(f"entry {odd[0]}")
-        if bad := archive.testzip():
-            raise zipfile.BadZipFile(f"checksum of {bad}")
+        check_contents(file, archive)
+
+
+def _check_sums(file: Path, archive: zipfile.ZipFile) -> None:
+    """Raise BadZipFile if the checksum of an entry is another, as `testzip`; the file is mapped, as torch will."""
+    with open_file(file) as stream, mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as mapped:
+        for entry in archive.infolist():
+            begin = entry.header_offset + LOCAL.size
+            if len(head := mapped[entry.header_offset : begin]) < LOCAL.size:
+                raise zipfile.BadZipFile(f"no header of {entry.filename}")
+            signature, name, extra = LOCAL.unpack(head)
+            begin += name + extra
+            with memoryview(mapped) as whole, whole[begin : begin + entry.file_size] as data:
+                if signature != b"PK\x03\x04" or zlib.crc32(data) != entry.CRC:
+                    raise zipfile.BadZipFile(f"checksum of {entry.filename}")
 
 
 def _refusal(file: Path, message: str, *, zipped: bool) -> UserError:

@@ -101,7 +101,7 @@ def _refusal(error: Exception) -> UserError:
     if "EADDRINUSE" in text or "address already in use" in text.lower():
         return UserError(
             f"port {os.environ['MASTER_PORT']} of this machine is taken, perhaps by another run: set MASTER_PORT, or "
-            "torchrun's --master-port, to another one"
+            "torchrun's --master-port, to another one, or start torchrun with --standalone, which takes a free one"
         )
     return UserError(f"this process cannot join the others ({first_line(error)}): start it with --gpus N or torchrun")
 

@@ -4,9 +4,12 @@ An array [H, W] has one channel. One with three axes is [H, W, C] or [C, H, W]: 
 whichever is at most half as long as the two others. Where that does not tell, the number of channels must be known.
 """
 
+import math
+import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import IO, Any
 
@@ -15,12 +18,13 @@ import numpy as np
 from excb.console import plural
 from excb.errors import UserError, first_line
 from excb.files import npy
-from excb.files.foreign import open_file, refuse_special
+from excb.files.foreign import check_memory, open_file, refuse_special
 
 NPY = ".npy"
 MOST_CHANNELS = 4096  # of an image; hyperspectral cameras have some hundreds
 MOST_VALUES = 2**30  # of one image: a forged header states more
 _ARRAY, _TIFF = b"\x93NUMPY", (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")  # first bytes of a file; + is BigTIFF
+_DEFLATED = (8, 32946)  # of its compressions
 _COLOURS, _ALPHA = 2, (1, 2)  # TIFF's photometric interpretations from RGB on, and its kinds of transparency
 
 
@@ -187,8 +191,32 @@ def _tiff_axis(page: Any, channels: int | None) -> int | None:
     return axis
 
 
+def _check_sizes(image: Any) -> None:
+    """Raise ValueError if a TIFF's image would take more memory than is allowed beside that of the file."""
+    import tifffile
+
+    size = image.parent.filehandle.size
+    pages: list[Any] = [image] if isinstance(image, tifffile.TiffPage) else list(image.pages)
+    for page in pages:
+        sides = page.tile if page.is_tiled else page.shape[:2]
+        most = math.prod(sides) * page.samplesperpixel * page.dtype.itemsize
+        check_memory(most - size)
+        if page.compression in _DEFLATED and find_spec("imagecodecs") is None:  # whose decoder stops at the size
+            _check_deflated(page, most)
+    check_memory(math.prod(image.shape) * image.dtype.itemsize - size)
+
+
+def _check_deflated(page: Any, most: int) -> None:
+    """Raise ValueError if a part of a page unpacks to more bytes."""
+    for data, *_ in page.parent.filehandle.read_segments(page.dataoffsets, page.databytecounts):
+        unpacker = zlib.decompressobj()
+        if data and unpacker.decompress(data, most) and unpacker.unconsumed_tail:
+            raise ValueError("a part unpacks to more than its size")
+
+
 def _decoded(page: Any) -> np.ndarray:
     """The values of a TIFF's image."""
+    _check_sizes(page)
     try:
         values: np.ndarray = page.asarray()
     except (ImportError, ValueError) as error:

@@ -1,12 +1,62 @@
-"""Tables as CSV that a spreadsheet shows and never runs."""
+"""Tables as CSV that a spreadsheet shows and never runs, and lines and rows of any origin."""
 
 import csv
+import errno
 import io
 import itertools
+import os
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import Any
 
-from excb.files.cells import text_cell
+from excb.errors import RefusedFileError
+from excb.files.foreign import TooLargeError, check_memory, parsing, read_text
+
+_FORMULA = ("=", "+", "-", "@", "\t", "\r")  # beginnings of what a spreadsheet takes for a formula
+_BUILT_LINE, _BUILT_CELL = 250, 60  # bytes that a row, and a cell of it, take with what readers make of them
+_TIMES = 10  # this many times `memory_limit` may be built, as of JSON
+
+
+def path_cell(path: str) -> str:
+    """A path; one that begins like a formula is written ./PATH, which is the same file."""
+    return f"./{path}" if path.startswith(_FORMULA) else path
+
+
+def text_cell(text: str) -> str:
+    """A text; one that begins like a formula, apostrophes apart, gets an apostrophe before it."""
+    return f"'{text}" if text.lstrip("'").startswith(_FORMULA) else text
+
+
+def plain_text(cell: str) -> str:
+    """The text that `text_cell` wrote."""
+    return cell[1:] if cell.startswith("'") and cell.lstrip("'").startswith(_FORMULA) else cell
+
+
+def read_listing(file: Path, encoding: str = "utf-8-sig", errors: str = "strict") -> str:
+    """The text of a list or a table of any origin, whose lines and cells fit the memory.
+
+    Raises:
+        OSError: as `read_text`, and RefusedFileError where it has too many lines or cells.
+        UnicodeDecodeError: it is not text in this encoding.
+    """
+    text = read_text(file, encoding, errors)
+    try:
+        check_cells(text)
+    except TooLargeError as error:
+        raise RefusedFileError(errno.EFBIG, str(error), os.fspath(file)) from None
+    return text
+
+
+def check_cells(text: str) -> None:
+    """Raise TooLargeError if the lines and cells of a text would fill the memory."""
+    cells = max(map(text.count, ",;\t"))
+    check_memory((len(text) + _BUILT_LINE * text.count("\n") + _BUILT_CELL * cells) / _TIMES)
+
+
+def read_rows(lines: Iterable[str], separator: str = ",") -> list[list[str]]:
+    """The cells of a table's lines. Raises ValueError if they are not CSV."""
+    with parsing():
+        return list(csv.reader(lines, delimiter=separator))
 
 
 def csv_table(head: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:

@@ -109,3 +109,19 @@ def parsing() -> Iterator[None]:
         raise
     except Exception as error:  # noqa: BLE001 - the parsers are others', and a damaged file may end anywhere in them
         raise ValueError(f"{type(error).__name__}: {first_line(error)}") from None
+
+
+def is_folder(entry: os.DirEntry[str]) -> bool:
+    """Whether an entry is a folder or a link to one. Raises UserError if a link's target cannot be read."""
+    try:
+        return entry.is_dir()
+    except OSError as error:
+        if error.errno != errno.ELOOP:  # a link to itself is not a folder
+            raise unreadable(entry.path, error) from None
+        return False
+
+
+def unreadable(place: Path | str, error: OSError) -> UserError:
+    """The error for a file or folder that cannot be read."""
+    # Skipping it would silently leave out images, or a whole class.
+    return UserError(f"cannot read {place} ({error.strerror}): allow reading it, or move it out of the images")

@@ -37,8 +37,10 @@ def read_npz(source: Path | bytes, but: Collection[str] = ()) -> dict[str, np.nd
         ValueError: it is damaged or something else, holds objects, or would unpack to more than `memory_limit`.
     """
     with parsing(), unwarned(), io.BytesIO(source) if isinstance(source, bytes) else open_file(source) as stream:
+        size = stream.seek(0, io.SEEK_END)
         with zipfile.ZipFile(stream) as archive:
             check_memory(sum(entry.file_size for entry in archive.infolist() if entry.compress_type))
+            check_memory(sum(entry.file_size for entry in archive.infolist()) - size)  # entries may overlap
         stream.seek(0)
         with np.load(stream, allow_pickle=False) as arrays:
             return {name: arrays[name] for name in arrays.files if name not in but}

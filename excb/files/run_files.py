@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from excb.files import json_text
-from excb.files.foreign import read_text
+from excb.files.csv_text import read_listing
 
 RECIPE = "recipe.json"  # recipe and images: there since the run began
 METRICS = "metrics.jsonl"  # figures of steps and epochs, and alarms; the run alone writes it
@@ -17,7 +17,7 @@ OWNER = "owner.json"  # only at a URL: who sends the run there; gone once all of
 def read_metrics(folder: Path) -> list[dict[str, Any]]:
     """The lines of a run's `metrics.jsonl`; incomplete lines and lines that no run writes are skipped."""
     file = folder / METRICS
-    return metrics_in(read_text(file, errors="replace")) if file.is_file() else []
+    return metrics_in(read_listing(file, "utf-8", "replace")) if file.is_file() else []
 
 
 def metrics_in(text: str) -> list[dict[str, Any]]:

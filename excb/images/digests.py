@@ -138,6 +138,9 @@ def _in_table(work: Callable[[Any], T], *, new: bool = False) -> T | None:
         elif not file.exists():
             return None
         with closing(sqlite3.connect(file, timeout=PATIENCE)) as table:
+            # A view in the table's place may have rows without end.
+            if table.execute("SELECT 1 FROM sqlite_master WHERE name != 'digests' OR type != 'table'").fetchone():
+                raise sqlite3.DatabaseError("it holds more than the table")
             return work(table)
     except (sqlite3.OperationalError, OSError, UserError):  # locked, read-only, full, no home: work without
         return None

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from excb.errors import UserError, nearest_path
-from excb.files.folders import is_folder, unreadable
+from excb.files.foreign import is_folder, unreadable
 from excb.images.formats import video
 from excb.images.formats.known import EXTENSIONS, Kind, extension_of, kind_of_extension, kind_of_file
 from excb.images.formats.plugins import Extra

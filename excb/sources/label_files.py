@@ -4,7 +4,6 @@ It may lie in the folder of the images (metadata.csv, as in imagefolder of Huggi
 (FOLDER.csv), or be named in its place.
 """
 
-import csv
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
@@ -13,8 +12,7 @@ import numpy as np
 
 from excb.console import plural
 from excb.errors import UserError, require
-from excb.files.cells import plain_text
-from excb.files.foreign import read_text
+from excb.files.csv_text import plain_text, read_listing, read_rows
 from excb.images.image_set import ImageSet
 from excb.images.scanning import scan_folder
 from excb.ledger import NAMED, Ledger, LedgerEntry
@@ -47,14 +45,11 @@ class LabelTable:
             f"the labels {file} are a folder: name a table (CSV), or none if the sub-folders of the images are classes",
         )
         try:
-            lines = read_text(file, "utf-8-sig").splitlines()
-        except (OSError, UnicodeDecodeError) as error:
+            lines = read_listing(file).splitlines()
+            head = lines[0] if lines else ""
+            rows = read_rows(lines, max(",;\t", key=head.count))
+        except (OSError, ValueError) as error:
             raise UserError(f"cannot read the labels {file}: {error}") from None
-        head = lines[0] if lines else ""
-        try:
-            rows = list(csv.reader(lines, delimiter=max(",;\t", key=head.count)))
-        except csv.Error as error:
-            raise UserError(f"{file} is not a CSV file: {error}") from None
         names = tuple(name.strip().lower() for name in rows[0]) if rows else ()
         cells = [[plain_text(cell) for cell in row] for row in rows[1:] if any(map(str.strip, row))]
         return cls(file, roots, names, cells)

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from excb.errors import UserError
-from excb.files.foreign import read_text
+from excb.files.csv_text import read_listing
 from excb.images.image_set import CodedImages, ImageSet, ledger_of
 from excb.images.scanning import scan_folder
 from excb.images.shards import Note, open_shards
@@ -97,7 +97,7 @@ def read_list(file: Path | str, root: Path | str | None = None) -> ImageSet:
     """
     file = Path(file)
     try:
-        lines = read_text(file, "utf-8-sig").splitlines()  # Windows editors put a mark before the first line
+        lines = read_listing(file).splitlines()  # Windows editors put a mark before the first line
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"cannot read the list {file}: {error}") from None
     paths = [line.strip() for line in lines if line.strip() and not line.lstrip().startswith("#")]

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from excb.charts.style import BLUE, GREEN, GREY, ORANGE, SEQUENCE, new_figure, style_axes
 from excb.errors import UserError
-from excb.files.foreign import read_text
+from excb.files.csv_text import read_listing
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -156,7 +156,7 @@ def read_points(file: Path) -> list[PublishedRun]:
         UserError: the file cannot be read, or a line is no point.
     """
     try:
-        lines = [line for line in read_text(file, "utf-8-sig").splitlines() if not line.startswith("#")]
+        lines = [line for line in read_listing(file).splitlines() if not line.startswith("#")]
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"cannot read {file}: {error}") from None
     rows = list(csv.DictReader(lines))

@@ -20,6 +20,7 @@ from typing import Any, NoReturn
 from unittest import mock
 
 from excb.errors import USER_ERROR, UserError, print_error
+from excb.files import confined
 from tests.ordinary_user import ordinary_user
 
 SECONDS = 20  # of one input, at most; most take milliseconds
@@ -77,6 +78,8 @@ class _Watch:
         elif event in _CHANGES:
             at = arguments[-1] if event in ("os.remove", "os.rmdir", "os.mkdir") else -1
             wrong = any(self._elsewhere(place, at) for place in arguments[_PATHS.get(event, slice(1))])
+        elif event == "subprocess.Popen":  # a parser's, which may take so much memory and no more
+            wrong = confined._START not in arguments[1]
         else:
             wrong = event in (*_PROCESSES, *_CODE)
         return f"{event} {arguments!r}" if wrong else None

@@ -12,8 +12,7 @@ from typing import Any
 import numpy as np
 
 from excb.errors import UserError
-from excb.files.cells import path_cell, text_cell
-from excb.files.csv_text import plain_table
+from excb.files.csv_text import check_cells, path_cell, plain_table, text_cell
 from excb.files.foreign import read_bytes, read_text
 from excb.images.image_set import Images
 from excb.results.result import ResultRecord
@@ -114,5 +113,7 @@ def read_sizes(folder: Path) -> tuple[ResultRecord, np.ndarray]:
         ) from None
     if hashlib.sha256(packed).hexdigest() != result.predictions["sha256"]:
         raise UserError(f"{table} does not hold the assignments of {file} (their sha256 differ): evaluate again")
-    rows: Sequence[list[str]] = list(csv.reader(io.StringIO(packed.decode(), newline="")))[1:]
+    text = packed.decode()
+    check_cells(text)
+    rows: Sequence[list[str]] = list(csv.reader(io.StringIO(text, newline="")))[1:]
     return result, np.bincount([int(row[1]) for row in rows], minlength=int(result.settings["clusters"]))

@@ -4,7 +4,7 @@ import os
 from pathlib import Path
 
 from excb.console import plural
-from excb.files.folders import is_folder
+from excb.files.foreign import is_folder
 from excb.images import copies
 from excb.images.image_set import FiledImages, Images, ImageSet
 from excb.ledger import NOTHING, Ledger, LedgerEntry, doubt

@@ -11,7 +11,7 @@ import numpy as np
 
 from excb.console import plural
 from excb.errors import UserError, nearest_path, require
-from excb.files.folders import is_folder
+from excb.files.foreign import is_folder
 from excb.images.image_set import Images, ImageSet
 from excb.images.scanning import scan_folder
 from excb.images.shards import ShardImages, open_shards

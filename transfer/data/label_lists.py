@@ -7,7 +7,7 @@ import numpy as np
 
 from excb.console import plural
 from excb.errors import UserError, require
-from excb.files.foreign import read_text
+from excb.files.csv_text import read_listing
 from excb.images.image_set import Images, ImageSet
 
 
@@ -43,7 +43,7 @@ def labelled_by_list(images: ImageSet, train: Images, file: Path) -> ImageSet:
 
 def _read_labels(file: Path, *, prefix: str) -> dict[str, str]:
     try:
-        lines = [line for line in read_text(file, "utf-8-sig").splitlines() if line.strip()]
+        lines = [line for line in read_listing(file).splitlines() if line.strip()]
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"cannot read the list {file}: {error}") from None
     labels: dict[str, str] = {}

@@ -1,6 +1,5 @@
 """Layouts of images with a set of labels each: what each one's files say of the images of a split."""
 
-import csv
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -9,7 +8,8 @@ from typing import Any
 
 from excb.errors import UserError, require
 from excb.files import json_text
-from excb.files.foreign import read_bytes, read_text
+from excb.files.csv_text import read_listing, read_rows
+from excb.files.foreign import read_bytes
 from excb.ledger import NOTHING, Ledger
 from excb.sources.source import Split
 
@@ -97,7 +97,10 @@ def _read_list(file: Path) -> dict[str, dict[str, int]]:
         require(fits, f'{file}: write {{"NAME": ["CLASS", "CLASS"]}}, every image with the list of its classes')
         pairs = list(content.items())
     else:
-        pairs = [(row[0].strip(), row[1:]) for row in csv.reader(_lines(file)) if row]
+        try:
+            pairs = [(row[0].strip(), row[1:]) for row in read_rows(_lines(file)) if row]
+        except ValueError as error:
+            raise UserError(f"{file} is not a CSV file: {error}") from None
     labels: dict[str, dict[str, int]] = {}
     for path, names in pairs:
         require(path not in labels, f"{file} names {path} more than once: remove the repeats")
@@ -110,8 +113,8 @@ def _read_list(file: Path) -> dict[str, dict[str, int]]:
 
 def _lines(file: Path) -> list[str]:
     try:
-        return [line for line in read_text(file, "utf-8-sig").splitlines() if line.strip()]
-    except (OSError, UnicodeDecodeError) as error:
+        return [line for line in read_listing(file).splitlines() if line.strip()]
+    except (OSError, ValueError) as error:
         raise UserError(f"cannot read the list {file}: {error}") from None
 
 

@@ -13,7 +13,7 @@ from excb.console import plural
 from excb.distributed.collectives import run_on_rank0
 from excb.errors import UserError, require
 from excb.files.atomic import write_text
-from excb.files.foreign import read_text
+from excb.files.csv_text import read_listing
 from excb.images.image_set import Images
 from excb.remote.download import open_address
 from excb.seeding import Purpose, generator
@@ -116,7 +116,7 @@ def _published(percent: int, cache: Path) -> Sequence[str]:
     published = _PUBLISHED[percent]
     file = cache / published.name
     if file.is_file():
-        names = read_text(file, errors="replace").splitlines()
+        names = read_listing(file, "utf-8", "replace").splitlines()
         if published.describes(names):
             return names
     names = _download(published).splitlines()

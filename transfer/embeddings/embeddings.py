@@ -22,7 +22,7 @@ from excb.networks.features import embed_images as embed_pictures
 
 from .table import tables
 from .table.csv_table import write_csv
-from .table.vectors import Vectors, in_place
+from .table.vectors import ArrayRows, Vectors, in_place
 
 if TYPE_CHECKING:
     import pandas
@@ -59,6 +59,9 @@ class Embeddings(Vectors):
     @cached_property
     def vectors(self) -> np.ndarray:
         """All rows [N, D] float32 in memory, which takes N x D x 4 bytes; the same array each time."""
+        if isinstance(self.rows, ArrayRows):
+            whole: np.ndarray = self.rows.rows(0, len(self)).numpy()
+            return whole
         return np.concatenate(list(self.parts())) if len(self) else np.empty((0, self.rows.width), np.float32)
 
     def __getitem__(self, key: Any) -> Any:

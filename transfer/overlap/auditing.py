@@ -10,8 +10,7 @@ from torch import Tensor
 
 from excb.console import Reporter
 from excb.distributed.collectives import world_size
-from excb.files.cells import path_cell
-from excb.files.csv_text import plain_table
+from excb.files.csv_text import path_cell, plain_table
 from excb.images.image_set import Images
 from excb.inference import statistics
 from excb.neighbours.knn import vote

@@ -8,8 +8,7 @@ from excb.console import Reporter, plural
 from excb.errors import require
 from excb.files import json_text
 from excb.files.atomic import check_writable_folder, write_text
-from excb.files.cells import path_cell, text_cell
-from excb.files.csv_text import plain_table
+from excb.files.csv_text import path_cell, plain_table, text_cell
 from excb.images.image_set import Images
 from excb.images.scanning import refuse_among
 

@@ -6,7 +6,7 @@ import numpy as np
 
 from excb.console import plural
 from excb.errors import UserError, require
-from excb.files.foreign import read_text
+from excb.files.csv_text import read_listing
 from excb.images.image_set import Images, ImageSet
 from excb.images.subset import Subset
 from excb.seeding import Purpose, generator
@@ -85,7 +85,7 @@ def _sun_list(folder: Path, name: str) -> list[str]:
     file = next((place for place in (folder / name, folder / "Partitions" / name) if place.is_file()), None)
     if file is None:
         raise UserError(f"no list {folder / name}: it is in Partitions.zip of the set's page")
-    paths = sorted(line.strip().lstrip("/") for line in read_text(file).splitlines() if line.strip())
+    paths = sorted(line.strip().lstrip("/") for line in read_listing(file, "utf-8").splitlines() if line.strip())
     gone = next((path for path in paths if not (folder / path).is_file()), None)
     require(gone is None, f"{file} names {gone}, which is not in {folder}")
     return paths

@@ -20,6 +20,7 @@ from excb.images.formats.video import frame_of, open_frame
 Source = Path | str | IO[bytes]
 # Pillow logs a refusal of many bands besides raising it, and Python prints that: `excb.files.bands` reads such files.
 logging.getLogger("PIL.TiffImagePlugin").addFilter(lambda record: "samples per pixel" not in str(record.msg))
+_TILE_SIDES = (322, 323)  # TIFF's tags of the width and the height of its tiles
 _TURNED = (5, 6)  # of rawpy's flips: a quarter to the left or right
 
 
@@ -75,7 +76,11 @@ def open_plain(source: Source) -> Image.Image:
     """`Image.open`, whose limit of pixels follows EXCB_MEMORY_LIMIT where that is set: 4 bytes a pixel."""
     if foreign.VARIABLE in os.environ:
         Image.MAX_IMAGE_PIXELS = foreign.memory_limit() // 8  # Pillow refuses images of twice as many
-    return Image.open(source)
+    image = Image.open(source)
+    tags = getattr(image, "tag_v2", {}) if image.format == "TIFF" else {}
+    if math.prod(tags.get(side, 0) for side in _TILE_SIDES) > most_pixels():  # of a small image, too
+        raise Image.DecompressionBombError(f"its tiles have more than {most_pixels():,.0f} pixels")
+    return image
 
 
 def most_pixels() -> float:
@@ -91,7 +96,7 @@ def open_pillow(source: Source) -> Image.Image:
         OSError: as `Image.open`, or a damaged camera file or video.
     """
     if (frame := frame_of(source)) is not None:
-        return open_frame(*frame)
+        return open_frame(*frame, most_pixels())
     if is_raw(source):
         return _developed(source)
     try:

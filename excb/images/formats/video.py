@@ -16,6 +16,7 @@ from excb.errors import require
 EXTENSIONS = (".mp4", ".mov", ".m4v", ".avi", ".mkv", ".webm", ".mpg", ".mpeg", ".wmv", ".3gp", ".mts", ".m2ts")
 ADVICE = "pip install 'excb[video]'"
 EVERY = 1.0  # seconds between the frames of a video that is named itself
+MOST_FRAMES = 2**20  # of a video
 SHORTEST = 0.01  # seconds, as names have two decimals
 _FRAME = re.compile(rf"(.+(?:{'|'.join(map(re.escape, EXTENSIONS))}))#(\d+\.\d\d)s", re.IGNORECASE | re.DOTALL)
 _EARLY = 1e-3  # seconds by which a frame may be late: times are fractions, and names have two decimals
@@ -56,13 +57,15 @@ def frame_paths(video: Path, path: str, every: float) -> list[str]:
         every: seconds.
 
     Raises:
-        OSError: PyAV cannot open it, or it has no pictures.
+        OSError: PyAV cannot open it, it has no pictures, or more than `MOST_FRAMES`.
         UserError: `every` is too short.
     """
     require(every >= SHORTEST, f"frames are at least {SHORTEST:g} s apart, not {every:g}: choose another --every")
     container, stream = _opened(video)
     with _as_os_errors(), container:
         seconds = _duration(container, stream)
+    if seconds > MOST_FRAMES * every:  # as a forged header may say
+        raise OSError(f"it lasts {seconds:,.0f} s by its header, more than {MOST_FRAMES:,} frames")
     times = takewhile(lambda time: time < seconds - _EARLY, (every * number for number in count(1)))
     return [f"{path}#{time:.2f}s" for time in (0.0, *times)]
 
@@ -73,15 +76,19 @@ def in_order(path: str) -> tuple[str, float]:
     return (path, 0.0) if match is None else (match[1], float(match[2]))
 
 
-def open_frame(video: Path, seconds: float) -> Image.Image:
-    """The frame that a video shows at a time, upright. Raises OSError if there is none or it cannot be decoded."""
+def open_frame(video: Path, seconds: float, most_pixels: float) -> Image.Image:
+    """The frame that a video shows at a time, upright.
+
+    Raises:
+        OSError: there is none, it cannot be decoded, or has more than `most_pixels`.
+    """
     global _reader  # noqa: PLW0603 - one open video per process: frames are usually read in their order
     stamp = video.stat()
     key = (os.getpid(), video.absolute(), stamp.st_size, stamp.st_mtime_ns)
     if _reader is not None and _reader.key[0] != key[0]:
         _INHERITED.append(_reader)
     if _reader is None or _reader.key != key:
-        _reader = _Reader(key, video)
+        _reader = _Reader(key, video, most_pixels)
     try:
         return _reader.at(seconds)
     except BaseException:
@@ -92,9 +99,10 @@ def open_frame(video: Path, seconds: float) -> Image.Image:
 class _Reader:
     """A video that is open, and the last frame that was decoded."""
 
-    def __init__(self, key: Any, video: Path) -> None:
+    def __init__(self, key: Any, video: Path, most_pixels: float) -> None:
         self.key = key
         self._container, self._stream = _opened(video)
+        self._stream.codec_context.options = {"max_pixels": str(int(min(most_pixels, 2**31 - 1)))}
         self._frames: Iterator[Any] = iter(())
         self._current: Any = None
         self._next: Any = None

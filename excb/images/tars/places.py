@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from excb.errors import UserError
-from excb.files.folders import is_folder
+from excb.files.foreign import is_folder
 from excb.images.formats.known import EXTENSIONS
 from excb.remote import byte_ranges
 

@@ -3,16 +3,18 @@
 import io
 import logging
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import tifffile
 from PIL import Image
 
-from excb.files import bands
+from excb.files import bands, foreign
 from excb.files.bands import BandsError, read_bands, read_header
 from excb.images.decoding import open_image
 from excb.images.pixels import Pixels
+from tests.fuzz import bombs
 
 VALUES = np.random.default_rng(0).integers(0, 4096, (20, 30, 12)).astype(np.uint16)
 
@@ -139,3 +141,22 @@ def test_opening_one_prints_nothing(tmp_path: Path, capfd: pytest.CaptureFixture
     opened = open_image(file, Pixels(12, (0.0,), (4095.0,), "declared"))
     np.testing.assert_array_equal(opened, (VALUES * (255 / 4095)).round())
     assert capfd.readouterr() == ("", "")
+
+
+@pytest.mark.parametrize("codec", ["imagecodecs", None])
+def test_no_tiff_takes_more_than_the_limit(codec: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither by its sides nor by a strip, also without imagecodecs, whose decoders stop at the stated size."""
+    if codec is None:
+        monkeypatch.setattr(bands, "find_spec", lambda _name: None)
+    form: Any = {"photometric": "minisblack", "planarconfig": "contig", "compression": "zlib"}
+    small, large = np.zeros((100, 100, 5), np.uint16), np.zeros((1000, 1000, 5), np.uint16)
+    tifffile.imwrite(file := tmp_path / "a.tif", large, **form)
+    np.testing.assert_array_equal(read_bands(file), large)
+    monkeypatch.setenv(foreign.VARIABLE, "0.001")
+    with pytest.raises(BandsError, match="EXCB_MEMORY_LIMIT"):
+        read_bands(file)
+    assert read_header(file) is not None
+    tifffile.imwrite(file, small, **form)
+    np.testing.assert_array_equal(read_bands(file), small)
+    with pytest.raises(BandsError):
+        read_bands(io.BytesIO(bombs.tiff_strip()))

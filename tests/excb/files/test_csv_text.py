@@ -2,11 +2,13 @@
 
 import csv
 import io
+from pathlib import Path
 
 import pytest
 
-from excb.files.cells import path_cell, plain_text, text_cell
-from excb.files.csv_text import check_table, csv_table, plain_table
+from excb.errors import RefusedFileError
+from excb.files import csv_text, foreign
+from excb.files.csv_text import check_table, csv_table, path_cell, plain_table, plain_text, text_cell
 
 
 def test_rows_are_read_back_and_nothing_is_a_formula() -> None:
@@ -38,3 +40,21 @@ def test_a_table_that_is_read_as_another_is_found(text: str) -> None:
     check_table(io.StringIO("x\n1\n", newline=""), [["x"], [1]])
     with pytest.raises(ValueError, match="would"):
         check_table(io.StringIO(text, newline=""), [["x"], [1]])
+
+
+def test_lists_and_tables_that_fill_the_memory_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "a.csv"
+    for text in ("\n" * 50_000, "a,b\n" * 50_000, "," * 300_000):
+        file.write_text(text, encoding="utf-8")
+        assert csv_text.read_listing(file) == text
+        with monkeypatch.context() as small:
+            small.setenv(foreign.VARIABLE, "0.001")
+            with pytest.raises(RefusedFileError, match="EXCB_MEMORY_LIMIT"):
+                csv_text.read_listing(file)
+
+
+def test_rows_are_those_of_python_and_damage_is_a_value_error() -> None:
+    assert csv_text.read_rows(io.StringIO('a,"b\nc"\n\n1,2\n')) == [["a", "b\nc"], [], ["1", "2"]]
+    assert csv_text.read_rows(["a;b"], ";") == [["a", "b"]]
+    with pytest.raises(ValueError, match="field larger"):
+        csv_text.read_rows(["a" * 200_000])

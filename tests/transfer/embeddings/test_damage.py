@@ -1,7 +1,10 @@
 """Files of embeddings that are damaged, hostile or of older versions, and names that no text of UTF-8 holds."""
 
+import json
 import os
 import random
+import struct
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -92,9 +95,43 @@ def test_parts_may_be_of_other_sizes(ending: str, tmp_path: Path, monkeypatch: p
 @pytest.mark.parametrize("ending", ["parquet", "safetensors"])
 def test_files_without_checksums_are_read_as_before(ending: str, tmp_path: Path) -> None:
     file = made().save(tmp_path / f"a.{ending}")
-    file.write_bytes(file.read_bytes().replace(b"excb_crc32", b"other_name"))
+    file.write_bytes(file.read_bytes().replace(b"excb_xxh3", b"other_one"))
     assert isinstance(excb.Embeddings.load(file).rows, vectors.ArrayRows)
     assert contents(excb.Embeddings.load(file))[0] == VECTORS.tobytes()
+
+
+def write_as_before(file: Path) -> None:
+    """A file as versions before XXH3 wrote it, by its description: CRC-32 of every 8 rows, and of all texts."""
+    texts = [os.fsencode("\0".join(each)) for each in (PATHS, [label or "" for label in LABELS])]
+    meta = json.dumps({"format": files.FORMAT, "root": "photos", "model": {"name": "some"}, "unreadable": {}})
+    every = "\0".join([meta, *PATHS, *((label or "") for label in LABELS)])
+    parts = [f"{zlib.crc32(VECTORS[start : start + 8].tobytes()):08x}" for start in range(0, 50, 8)]
+    whole = f"{zlib.crc32(every.encode('utf-8', 'surrogatepass')):08x}"
+    facts = {"excb": meta, "excb_crc32": json.dumps({"texts": whole, "rows": 8, "vectors": parts})}
+    entries, end = {"vectors": {"dtype": "F32", "shape": [50, 4], "data_offsets": [0, 800]}}, 800
+    for name, text in zip(("paths", "labels"), texts, strict=True):
+        entries[name] = {"dtype": "U8", "shape": [len(text)], "data_offsets": [end, end + len(text)]}
+        end += len(text)
+    header = json.dumps({"__metadata__": facts} | entries).encode()
+    header += b" " * (-len(header) % 8)
+    file.write_bytes(struct.pack("<Q", len(header)) + header + VECTORS.tobytes() + b"".join(texts))
+
+
+def test_files_with_crc32_are_compared_as_before(tmp_path: Path) -> None:
+    write_as_before(file := tmp_path / "a.safetensors")
+    loaded = excb.Embeddings.load(file)
+    assert contents(loaded) == (VECTORS.tobytes(), PATHS, LABELS, "photos", {"name": "some"})
+    file.write_bytes(file.read_bytes().replace(VECTORS[20].tobytes(), VECTORS[21].tobytes()))
+    with pytest.raises(UserError, match="its vectors have another checksum"):
+        excb.Embeddings.load(file)[20]
+
+
+@pytest.mark.parametrize(("start", "stop"), [(0, 50), (0, 8), (3, 20), (8, 24), (45, 60), (50, 60)])
+def test_any_rows_are_compared_and_copied(start: int, stop: int, tmp_path: Path) -> None:
+    file = made().save(tmp_path / "a.safetensors")
+    rows = excb.Embeddings.load(file).rows
+    assert np.array_equal(rows.rows(start, stop), VECTORS[start:stop])
+    assert rows.intact == set(range(start // 8, -(-min(stop, 50) // 8)))
 
 
 def test_list_columns_of_varying_length_are_refused(tmp_path: Path) -> None:

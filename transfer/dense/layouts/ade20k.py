@@ -4,7 +4,7 @@ from pathlib import Path, PurePosixPath
 
 from excb.console import plural
 from excb.errors import UserError, require
-from excb.files.foreign import read_text
+from excb.files.csv_text import read_listing
 
 from .masks import IGNORED, MaskFiles, MaskLayout, Split, in_folders
 
@@ -27,7 +27,7 @@ def _names(file: Path) -> tuple[str, ...]:
         UserError: it cannot be read, or does not have 150 names.
     """
     try:
-        lines = read_text(file).splitlines()[1:]
+        lines = read_listing(file, "utf-8").splitlines()[1:]
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"cannot read {file} ({error}): it comes with the images and names the classes") from None
     names = tuple(line.split("\t")[-1].split(",")[0].strip() for line in lines if line.strip())

@@ -4,7 +4,7 @@ from pathlib import Path, PurePosixPath
 
 from excb.console import plural
 from excb.errors import UserError, require
-from excb.files.foreign import read_text
+from excb.files.csv_text import read_listing
 
 from .masks import IGNORED, MaskFiles, MaskLayout, Split, in_folders
 
@@ -26,7 +26,7 @@ def _open(root: Path, split: Split) -> MaskFiles:
 
 def _names(file: Path) -> tuple[str, ...]:
     try:
-        names = tuple(line.strip() for line in read_text(file).splitlines() if line.strip())
+        names = tuple(line.strip() for line in read_listing(file, "utf-8").splitlines() if line.strip())
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(
             f"cannot read {file} ({error}): it holds the names of the classes, a line each; the first is value 0"

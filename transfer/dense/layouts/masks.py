@@ -12,7 +12,8 @@ from PIL import Image
 
 from excb.console import plural
 from excb.errors import UserError
-from excb.files.foreign import read_text, refuse_special
+from excb.files.csv_text import read_listing
+from excb.files.foreign import refuse_special
 from excb.images.decoding import DAMAGE, BrokenImageError, open_image, stored_and_upright_size
 from excb.images.formats.plugins import open_plain
 from excb.images.image_set import Images, stamp_of
@@ -147,7 +148,7 @@ def listed(root: Path, names: Path, image: str, mask: str) -> tuple[tuple[str, .
         UserError: the list cannot be read or is empty, or a file is missing.
     """
     try:
-        lines = [line.split()[0] for line in read_text(names).splitlines() if line.strip()]
+        lines = [line.split()[0] for line in read_listing(names, "utf-8").splitlines() if line.strip()]
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"cannot read the list of images {names} ({error})") from None
     if not lines:

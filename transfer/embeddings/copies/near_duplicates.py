@@ -10,8 +10,7 @@ import torch
 
 from excb.console import Reporter, plural
 from excb.files.atomic import write_text
-from excb.files.cells import path_cell
-from excb.files.csv_text import plain_table
+from excb.files.csv_text import path_cell, plain_table
 from excb.images.decoding import BrokenImageError, stored_and_upright_size
 
 from ..table.vectors import Vectors

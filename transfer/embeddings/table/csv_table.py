@@ -6,8 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from excb.files.atomic import new_file, read_again
-from excb.files.cells import path_cell, text_cell
-from excb.files.csv_text import check_table
+from excb.files.csv_text import check_table, path_cell, text_cell
 
 from .vectors import Vectors
 

@@ -5,13 +5,13 @@ import math
 import os
 import struct
 import zipfile
-import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
+import xxhash
 
 from excb.errors import UserError
 from excb.files import json_text, npy, tensors
@@ -21,16 +21,18 @@ from excb.files.parquet import read_parquet, require_pyarrow
 from excb.ledger import Ledger
 
 from . import csv_table, vectors
-from .vectors import ArrayRows, CheckedRows, Vectors
+from .vectors import ArrayRows, CheckedRows, Crc32, Vectors
 
 FORMAT = "excb-embeddings-1"
 _ADVICE = "name another file"
 _INSTEAD = ", or name a file.npz"  # without pyarrow
 Labels = list[str | None] | None
-# Vectors, paths, JSON, labels, and the checksums as JSON, where the format has none of its own.
-Contents = tuple[np.ndarray, list[str], str, Labels, str | None]
+# Vectors, paths, JSON, labels, and metadata with the checksums, where the format has none of its own.
+Contents = tuple[np.ndarray, list[str], str, Labels, Mapping[str, Any] | None]
 # Names in the metadata of .parquet and .safetensors; Arrow's text is UTF-8, so other names are kept there, by rows.
-_META, _CRC32, _NAMES = "excb", "excb_crc32", "excb_names"
+_META, _NAMES = "excb", "excb_names"
+_CHECKSUMS = {"excb_xxh3": xxhash.xxh3_64, "excb_crc32": Crc32}  # the first is written
+_XXH3 = "excb_xxh3"
 _NO_ROWS = np.empty((0, 0), np.float32)
 
 
@@ -85,7 +87,10 @@ def read_vectors(file: Path) -> Vectors:
         model, unreadable = dict(facts["model"]), dict(facts["unreadable"])
         ledger = Ledger.from_dict(facts.get("ledger", {}))
         made = Vectors(ArrayRows(rows), paths, str(facts["root"]), model, unreadable, ledger, labels)
-        return made if checksums is None else replace(made, rows=_checked(made, meta, checksums, file))
+        for name in _CHECKSUMS:
+            if checksums is not None and name in checksums:
+                return replace(made, rows=_checked(made, meta, name, checksums[name], file))
+        return made
     except FileNotFoundError:
         raise UserError(f"no file {file}: name one that `excb-eval embed` wrote") from None
     except npy.DAMAGE as error:
@@ -101,34 +106,36 @@ class _Checksums:
     """The checksums of what is written: of every part of the vectors, and of all texts together."""
 
     def __init__(self, made: Vectors) -> None:
-        self._parts, self._texts = list[int](), _texts_crc32(made, _meta(made))
+        self._parts, self._texts = list[int](), _of_texts(made, _meta(made), _XXH3)
 
     def part(self, vectors: np.ndarray) -> np.ndarray:
         """The same vectors [n, D], as they are stored; call it once for every part in order."""
         stored = np.ascontiguousarray(vectors, "<f4")
-        self._parts.append(zlib.crc32(stored.data))
+        self._parts.append(xxhash.xxh3_64_intdigest(stored.data))
         return stored
 
     def to_json(self, parts: int) -> str:
         """JSON of one length before and after the `parts` are written."""
         parts_so_far = [*self._parts, *[0] * (parts - len(self._parts))]
-        hexadecimal = [f"{part:08x}" for part in parts_so_far]
-        return json.dumps({"texts": f"{self._texts:08x}", "rows": vectors.AT_ONCE, "vectors": hexadecimal})
+        hexadecimal = [f"{part:016x}" for part in parts_so_far]
+        return json.dumps({"texts": f"{self._texts:016x}", "rows": vectors.AT_ONCE, "vectors": hexadecimal})
 
 
-def _texts_crc32(made: Vectors, meta: str) -> int:
+def _of_texts(made: Vectors, meta: str, name: str) -> int:
+    checksum = _CHECKSUMS[name]()
     texts = [meta, *made.paths, *((label or "") for label in made.labels or ())]
-    return zlib.crc32("\0".join(texts).encode("utf-8", "surrogatepass"))
+    checksum.update("\0".join(texts).encode("utf-8", "surrogatepass"))
+    return int(checksum.intdigest())
 
 
-def _checked(made: Vectors, meta: str, checksums: str, file: Path) -> CheckedRows:
+def _checked(made: Vectors, meta: str, name: str, checksums: str, file: Path) -> CheckedRows:
     """The rows of what a file holds, whose checksums are compared as they are read; those of its texts are now."""
     stated = json_text.parse(checksums)
     parts, each = [int(part, 16) for part in stated["vectors"]], int(stated["rows"])
     assert isinstance(made.rows, ArrayRows)
-    if int(stated["texts"], 16) != _texts_crc32(made, meta) or each < 1 or len(parts) != -(-len(made) // each):
+    if int(stated["texts"], 16) != _of_texts(made, meta, name) or each < 1 or len(parts) != -(-len(made) // each):
         raise ValueError("paths, labels or facts have another checksum")
-    return CheckedRows(made.rows.array, parts, each, str(file))
+    return CheckedRows(made.rows.array, parts, each, _CHECKSUMS[name], str(file))
 
 
 def _write_npz(made: Vectors, file: Path) -> None:
@@ -174,7 +181,7 @@ def _write_safetensors(made: Vectors, file: Path) -> None:
     checksums, meta = _Checksums(made), _meta(made)
 
     def header() -> bytes:
-        facts = {_META: meta, _CRC32: checksums.to_json(-(-len(made) // vectors.AT_ONCE))}
+        facts = {_META: meta, _XXH3: checksums.to_json(-(-len(made) // vectors.AT_ONCE))}
         text = json.dumps({"__metadata__": facts} | entries).encode()
         text += b" " * (-len(text) % 8)  # tensors begin at multiples of 8
         return struct.pack("<Q", len(text)) + text
@@ -195,10 +202,9 @@ def _read_safetensors(file: Path, *, texts_only: bool) -> Contents:  # noqa: ARG
         shape = opened.get_slice("vectors").get_shape()
     vectors = _mapped(file, start, shape)
     paths, labels = (
-        [os.fsdecode(text) for text in texts[name].split(b"\0")] if name in texts and len(vectors) else None
-        for name in ("paths", "labels")
+        os.fsdecode(texts[name]).split("\0") if name in texts and len(vectors) else None for name in ("paths", "labels")
     )
-    return vectors, paths or [], str(facts[_META]), None if labels is None else [*labels], facts.get(_CRC32)
+    return vectors, paths or [], str(facts[_META]), None if labels is None else [*labels], facts
 
 
 def _mapped(file: Path, offset: int, shape: Sequence[int]) -> np.ndarray:
@@ -226,7 +232,7 @@ def _write_parquet(made: Vectors, file: Path) -> None:
             columns = arrow_columns(made.paths[start:end], checksums.part(part), labels)
             writer.write_table(pyarrow.table(columns, schema=schema))
             start = end
-        writer.add_key_value_metadata({_CRC32: checksums.to_json(0)})
+        writer.add_key_value_metadata({_XXH3: checksums.to_json(0)})
 
 
 def _other_names(made: Vectors) -> dict[str, dict[int, str]]:
@@ -272,14 +278,18 @@ def _read_parquet(file: Path, *, texts_only: bool) -> Contents:
     for column, texts in (("path", paths), ("label", labels or [])):
         for row, text in names.get(column, {}).items():
             texts[int(row)] = str(text)
-    return rows, paths, meta[_META], labels, meta.get(_CRC32)
+    return rows, paths, meta[_META], labels, meta
 
 
 def _rows_of(table: Any) -> np.ndarray:
+    kind = table.schema.field("vector").type
     with parsing():
-        values = table.column("vector").combine_chunks().flatten().to_numpy(zero_copy_only=False)
-    width = len(values) // len(table) if len(table) else table.schema.field("vector").type.list_size
-    return np.asarray(values).reshape(len(table), width)
+        parts = [
+            part.flatten().to_numpy(zero_copy_only=False).reshape(len(part), -1)
+            for part in table.column("vector").chunks
+            if len(part)
+        ]
+        return np.concatenate(parts) if parts else np.empty((0, kind.list_size), np.float32)
 
 
 Writer = Callable[[Vectors, Path], None]

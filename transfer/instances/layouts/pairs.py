@@ -1,13 +1,12 @@
 """Queries, references and a list of the pairs that are copies, as DISC21 (Image Similarity Challenge 2021) has it."""
 
-import csv
 import io
 from pathlib import Path
 
 import numpy as np
 
 from excb.errors import UserError
-from excb.files.foreign import read_text
+from excb.files.csv_text import read_listing, read_rows
 from excb.images.formats.known import EXTENSIONS
 from excb.images.image_set import ImageSet
 from excb.images.scanning import scan_folder
@@ -50,9 +49,9 @@ def _by_name(images: ImageSet) -> dict[str, int]:
 def _rows(file: Path) -> list[tuple[int, str, str]]:
     """Line number, query and reference of every row; the reference may be empty."""
     try:
-        lines = csv.reader(io.StringIO(read_text(file, "utf-8-sig")))
+        lines = read_rows(io.StringIO(read_listing(file)))
         rows = [(number, [cell.strip() for cell in row]) for number, row in enumerate(lines, 1) if row]
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
+    except (OSError, ValueError) as error:
         raise UserError(
             f"cannot read the pairs {file} ({error}): name the file of lines QUERY,REFERENCE with --ground-truth"
         ) from None

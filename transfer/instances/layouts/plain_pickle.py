@@ -6,7 +6,6 @@ for the small classes below, and any other name is refused before anything is bu
 
 import io
 import pickle
-import pickletools
 import struct
 from collections.abc import Collection
 from pathlib import Path
@@ -15,7 +14,8 @@ from typing import Any
 import numpy as np
 
 from excb.errors import UserError, first_line
-from excb.files.foreign import read_bytes
+from excb.files.foreign import TooLargeError, read_bytes
+from excb.files.pickles import check_pickle
 
 LARGEST = 2**26  # bytes of a file
 _KINDS = frozenset(f"{kind}{size}" for kind, sizes in (("iu", "1248"), ("f", "48")) for kind in kind for size in sizes)
@@ -144,11 +144,13 @@ def read_pickle(file: Path) -> Any:
     except OSError as error:
         raise UserError(f"cannot read {file}: {error.strerror or error}") from None
     try:
-        _check_sizes(packed)
+        check_pickle(io.BytesIO(packed), len(packed))
         _allowance.left = _TIMES * len(packed)
         contents = _Unpickler(io.BytesIO(packed), encoding="latin1").load()
         _check_repeats(contents, _TIMES * len(packed))
         return contents
+    except TooLargeError as error:
+        raise UserError(f"{file}: {error}") from None
     except _RefusedError as refused:
         raise UserError(
             f"{file} names {refused}, which ground truth has no need of: refused, since reading it could run code"
@@ -157,13 +159,6 @@ def read_pickle(file: Path) -> Any:
         raise UserError(
             f"{file} is damaged or no pickle of plain values ({first_line(error)}): fetch it again"
         ) from None
-
-
-def _check_sizes(packed: bytes) -> None:
-    """Raise ValueError where a few bytes would make the unpickler take any amount of memory."""
-    for code, argument, _place in pickletools.genops(packed):
-        if code.name in ("PUT", "BINPUT", "LONG_BINPUT") and int(argument or 0) > len(packed):
-            raise ValueError(f"{code.name} {argument}")
 
 
 def _check_repeats(contents: Any, most: int) -> None:

@@ -1,5 +1,6 @@
 """Frames of videos: those that the clip was made of, upright, by any order of access; and what is counted instead."""
 
+import contextlib
 import struct
 from pathlib import Path
 
@@ -106,3 +107,19 @@ def test_a_clip_is_embedded_and_searched(clip: Path, tmp_path: Path) -> None:
     both = excb.embed(Means(), tmp_path / "photos", every=10.0, quiet=True)
     assert [path for path in both.paths if "#" in path] == ["clip.mp4#0.00s", "clip.mp4#10.00s"]
     assert len(both) == 7
+
+
+def test_a_frame_larger_than_any_image_is_refused(clip: Path) -> None:
+    assert video.open_frame(clip, 1.0, 64 * 48 * 2).size == (64, 48)
+    with pytest.raises(OSError, match="FFmpeg"):
+        video.open_frame(write_clip(clip.parent / "again.mp4"), 1.0, 64 * 48 / 2)
+
+
+def test_a_forged_length_makes_no_names_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(video, "_opened", lambda _video: (contextlib.nullcontext(), None))
+    monkeypatch.setattr(video, "_as_os_errors", contextlib.nullcontext)
+    monkeypatch.setattr(video, "_duration", lambda _container, _stream: 2.0**32)
+    with pytest.raises(OSError, match=r"4,294,967,296 s by its header"):
+        video.frame_paths(Path("a.mp4"), "a.mp4", 1.0)
+    monkeypatch.setattr(video, "_duration", lambda _container, _stream: 3.0)
+    assert len(video.frame_paths(Path("a.mp4"), "a.mp4", 1.0)) == 3
