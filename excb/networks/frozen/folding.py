@@ -96,6 +96,8 @@ def _fold(network: nn.Module, pairs: list[tuple[nn.Conv2d, nn.BatchNorm2d]]) -> 
     places = [(parent, name, child) for parent in network.modules() for name, child in parent.named_children()]
     for convolution, norm in pairs:
         mean, variance = norm.running_mean, norm.running_var
+        if mean is None or variance is None:  # it takes those of each batch, so it is no fixed map
+            continue
         weight, bias = fuse_conv_bn_weights(
             convolution.weight, convolution.bias, mean, variance, norm.eps, norm.weight, norm.bias
         )
