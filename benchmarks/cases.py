@@ -10,6 +10,8 @@ import numpy as np
 Draws = ParamSpec("Draws")
 Drawn = TypeVar("Drawn")
 
+HOLDS, ERRS = (0.93, 0.97), (0.04, 0.06)  # the share of trials in which intervals hold the truth, and tests err
+
 Trial = Callable[[np.random.Generator], bool]  # whether an interval holds the truth, or a test calls equals different
 
 
@@ -27,8 +29,8 @@ class Case:
 
     name: str
     trial: Trial
-    least: float = 0.93
-    most: float = 0.97
+    least: float = HOLDS[0]
+    most: float = HOLDS[1]
     quick: int = 0
 
 

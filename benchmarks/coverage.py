@@ -1,6 +1,6 @@
 """Coverage: whether 95 % intervals hold the truth in 95 % of simulated evaluations, and tests err in 5 %.
 
-Run: python -m benchmarks.coverage [--trials 1000] [--only "leave-one-out"]
+Run: python -m benchmarks.coverage [--trials 2000] [--only "leave-one-out"]
 Prints a table: for each kind of figure and number of images, the share of trials whose interval holds the truth, of
 paired tests the share that calls equals different, and of tables of equal checkpoints the share with one tier.
 """
@@ -22,18 +22,13 @@ from excb.transfer.robustness.metrics import drop_interval
 from excb.transfer.sets.metrics import MEAN_PER_CLASS, TOP1
 from excb.transfer.sets.standings import SetAnswers
 
-from .cases import Case, Trial, held, inside
+from .cases import ERRS, Case, Trial, held, inside
 from .coverage_neighbours import cases as neighbour_cases
+from .coverage_shares import BAND, SHARES, around, at, wilson
 
 TIERS = (2, 5, 10)  # equal checkpoints
+TOP1_IMAGES = (30, 100, 400, 2000)
 _CLASSES = 8  # of masks
-
-
-def hits(images: int, share: float) -> Trial:
-    """Top-1 accuracy."""
-    return lambda random: inside(
-        accuracy.accuracy_interval(torch.from_numpy(random.random(images) < share)), 100 * share
-    )
 
 
 def pair(random: np.random.Generator, images: int, share: float, alike: float) -> tuple[torch.Tensor, torch.Tensor]:
@@ -149,37 +144,29 @@ def randomised(images: int) -> Trial:
 
 
 def _cases() -> Iterator[Case]:
-    for images in (30, 100, 400, 2000):
-        for share in (0.5, 0.9, 0.98):
-            yield Case(
-                f"top-1 of {share:.0%}, {images:,} images",
-                hits(images, share),
-                most=0.985,
-                quick=200 if images == 30 else 0,
-            )
     for images in (50, 100, 1000):
         yield Case(f"difference of two top-1, {images:,} images", top1_pair(images), quick=200 if images == 100 else 0)
         yield Case(
-            f"test: McNemar, mid-P, {images:,} images", mcnemar(images), 0.03, 0.06, quick=200 if images == 100 else 0
+            f"test: McNemar, mid-P, {images:,} images", mcnemar(images), *ERRS, quick=200 if images == 100 else 0
         )
     for images in (20, 30, 100, 400):
         trial = scores(images, lambda random, n: random.beta(0.5, 1, n), 1 / 3)
         yield Case(f"mean of skewed scores, {images:,} images", trial, quick=200 if images == 30 else 0)
     for images in (30, 100, 400):
         trial = scores(images, nearly_all_right, 0.9 + 0.1 / 3)
-        yield Case(f"mean of scores, nine in ten of them 1, {images:,} images", trial, most=0.99)
+        yield Case(f"mean of scores, nine in ten of them 1, {images:,} images", trial)
     for images in (20, 100, 1000):
         yield Case(f"difference of mean scores, {images:,} images", mean_pair(images), quick=200 if images == 20 else 0)
         yield Case(
-            f"test: randomisation, {images:,} images", randomised(images), 0.03, 0.06, quick=200 if images == 20 else 0
+            f"test: randomisation, {images:,} images", randomised(images), *ERRS, quick=200 if images == 20 else 0
         )
     for images in (40, 100, 400):
         yield Case(f"mean IoU, {images:,} images", segmented(images), quick=200 if images == 40 else 0)
     for images in (40, 100):
         yield Case(f"difference of two mean IoU, {images:,} images", segmented_pair(images))
     for images in (100, 400):
-        yield Case(f"mAP of several labels, {images:,} images", labelled(images), most=0.985)
-        yield Case(f"test: mAP of several labels, {images:,} images", labelled_pair(images), 0.03, 0.065)
+        yield Case(f"mAP of several labels, {images:,} images", labelled(images))
+        yield Case(f"test: mAP of several labels, {images:,} images", labelled_pair(images), *ERRS)
 
 
 def classes_judged(images: int) -> Trial:
@@ -247,7 +234,7 @@ def segmentations(images: int) -> Trial:
 
 def _more_cases() -> Iterator[Case]:
     for images in (300, 1000):
-        yield Case(f"mean accuracy of 20 classes, {images:,} images", classes_judged(images), most=0.98)
+        yield Case(f"mean accuracy of 20 classes, {images:,} images", classes_judged(images))
     for images in (100, 400):
         yield Case(f"relative drop, {images:,} images", drop(images), quick=200 if images == 100 else 0)
     for images in (100, 500):
@@ -256,7 +243,7 @@ def _more_cases() -> Iterator[Case]:
         words = "seeds" if number < 100 else "episodes"
         yield Case(f"mean over {number} {words}", seeds(number), quick=200 if number == 3 else 0)
     for images in (40, 100):
-        yield Case(f"test: mIoU, {images:,} images", segmentations(images), 0.03, 0.07)
+        yield Case(f"test: mIoU, {images:,} images", segmentations(images), *ERRS)
 
 
 CASES = (*_cases(), *_more_cases(), *neighbour_cases())
@@ -284,12 +271,19 @@ def _p_value(right: dict[str, torch.Tensor], _figure: str, first: str, second: s
 def main() -> None:
     """Print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--trials", type=int, default=1000)
+    parser.add_argument("--trials", type=int, default=2000)
     parser.add_argument("--only", default="", metavar="WORDS", help="cases whose names have these words")
     options = parser.parse_args()
     trials = options.trials
     torch.set_num_threads(1)
     print("| interval or test | share of trials, % | aim, % |\n| --- | --- | --- |")
+    for images in TOP1_IMAGES if options.only in "top-1" else ():
+        for share in SHARES:
+            point, band = at(wilson(images), share), around(wilson(images), share)
+            print(
+                f"| top-1 of {share:.0%}, {images:,} images, exactly | {100 * point:.1f} | |\n"
+                f"| the mean of {share:.0%} ± {100 * BAND:.0f} points, exactly | {100 * band:.1f} | 95 |"
+            )
     for case in (case for case in CASES if options.only in case.name):
         aim = "5" if case.most < 0.5 else "95"
         print(f"| {case.name} | {100 * held(case, trials):.1f} | {aim} |", flush=True)

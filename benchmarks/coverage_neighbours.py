@@ -25,7 +25,7 @@ from excb.transfer.retrieval.halves import HalfScores
 from excb.transfer.retrieval.protocol import KS, MEASURES, SMOOTH, STEPPED
 from excb.transfer.retrieval.ranking import relevant_ranks
 
-from .cases import Case, Trial, drawn_once, inside
+from .cases import ERRS, Case, Trial, drawn_once, inside
 
 CLASSES, WIDTH, K, TEMPERATURE = 8, 16, 20, 0.07
 CENTRES = np.random.default_rng(1).standard_normal((CLASSES, WIDTH))
@@ -199,13 +199,13 @@ def cases() -> Iterator[Case]:
             name, quick = f"{words}, {number:,} images", 60 if number == 100 and draw is left_one_out else 0
             yield Case(name, covers(draw, number), quick=quick)
             yield Case(f"difference of {name}", lead_covers(draw, number), quick=quick)
-            yield Case(f"test: {name}", lead_differs(draw, number), 0.03, 0.07, quick)
+            yield Case(f"test: {name}", lead_differs(draw, number), *ERRS, quick)
     for shared, words in ((True, "gallery test"), (False, "gallery train")):
         for number in (100, 400):
             for figure in ("retrieval_mAP", "retrieval_R_precision", "retrieval_recall_at_1", "retrieval_recall_at_5"):
                 name = f"{figure.removeprefix('retrieval_').replace('_', ' ')}, {words}, {number:,} images"
                 quick = 60 if number == 100 and shared else 0
                 yield Case(name, rank_covers(figure, number, shared=shared), quick=quick)
-                yield Case(f"test: {name}", rank_differs(figure, number, shared=shared), 0.03, 0.07, quick)
+                yield Case(f"test: {name}", rank_differs(figure, number, shared=shared), *ERRS, quick)
     for queries in (100, 400):
         yield Case(f"muAP, {queries:,} queries", copies_covered(queries))

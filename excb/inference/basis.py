@@ -28,6 +28,7 @@ def stated(bases: Mapping[str, Basis], intervals: Container[str]) -> dict[str, d
 
 IMAGE = "image"
 WILSON = Basis(IMAGE, "Wilson")
+AS_HITS = Basis(IMAGE, "Wilson, for as many hits as have this variance")
 BOOTSTRAP = Basis(IMAGE, "studentised bootstrap")
 STUDENT = Basis(IMAGE, "Student's t")
 JACKKNIFE = Basis(IMAGE, "jackknife", LEAST)

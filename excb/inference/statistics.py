@@ -10,9 +10,10 @@ import torch
 from torch import Tensor
 
 from excb.inference.accuracy import accuracy, accuracy_interval, difference_interval, discordant, mcnemar
-from excb.inference.basis import BOOTSTRAP, STUDENT, WILSON, Basis
+from excb.inference.basis import AS_HITS, BOOTSTRAP, STUDENT, WILSON, Basis
 from excb.inference.means import (
     counted,
+    hit_like,
     mean_difference_interval,
     mean_interval,
     mean_percent,
@@ -35,8 +36,10 @@ def basis(scores: Tensor) -> Basis:
     """The basis of `interval`."""
     if scores.dtype == torch.bool:
         return WILSON
-    known = counted(scores)
-    return BOOTSTRAP if known.min() >= 0 and known.max() <= 1 else STUDENT
+    known = counted(scores).numpy()
+    if known.min() < 0 or known.max() > 1:
+        return STUDENT
+    return AS_HITS if hit_like(known) else BOOTSTRAP
 
 
 def by_class(scores: Tensor, targets: Tensor, classes: Sequence[str]) -> dict[str, float | None]:

@@ -18,8 +18,7 @@ from excb.distributed.collectives import all_succeed, run_on_rank0
 from excb.errors import UserError
 from excb.images.image_set import Images
 from excb.images.subset import Subset
-from excb.inference.basis import BOOTSTRAP
-from excb.inference.means import mean_interval
+from excb.inference.statistics import basis, interval
 from excb.results.result import ResultRecord, interval_text
 
 from ..probes.logistic import SOLVER
@@ -245,8 +244,9 @@ def _average(result: ResultRecord, predictions: Predictions, name: str, seeds: S
         values = [figures[each] for each in names]
         figures[f"{name}_top{top}"] = round(statistics.fmean(values), 4)
         figures[f"{name}_top{top}_sd"] = round(statistics.stdev(values), 4)
-        intervals[f"{name}_top{top}"] = mean_interval(torch.stack([hits[each] for each in names]).double().mean(0))
-        inference[f"{name}_top{top}"] = BOOTSTRAP.to_dict()  # over images, of these trainings
+        scores = torch.stack([hits[each] for each in names]).double().mean(0)  # of these trainings
+        intervals[f"{name}_top{top}"] = interval(scores)
+        inference[f"{name}_top{top}"] = basis(scores).to_dict()
     return replace(result, figures=figures, intervals=intervals, inference=inference)
 
 

@@ -9,6 +9,7 @@ from excb.errors import UserError
 from excb.files.atomic import write_text
 from excb.files.foreign import read_text
 from excb.inference import statistics
+from excb.inference.basis import BOOTSTRAP
 from excb.results.result import ResultRecord
 
 from .. import protocols
@@ -123,10 +124,22 @@ def _recount(file: Path) -> str:
         if (interval := intervals.get(name)) is None:
             continue
         stated = result.intervals.get(name, interval)
-        # Earlier versions drew resamples: their ends differ a little, and had no width where all scores were equal.
-        close = _CLOSE + (interval[1] - interval[0]) / 4
-        if stated[0] == stated[1]:
+        close = tolerance(interval, scored.bases()[name].method, result.inference.get(name, {}).get("method"))
+        if stated[0] == stated[1]:  # by earlier versions, where all scores were equal
             continue
         if name in result.figures and any(abs(a - b) > close for a, b in zip(stated, interval, strict=True)):
             raise UserError(f"{name} has the interval {stated}, and its predictions give {interval}")
     return f"{plural(len(counted), 'figure')} recounted from {plural(len(scored.targets), 'prediction')}"
+
+
+def tolerance(interval: tuple[float, float], method: str, stated: str | None) -> float:
+    """How far the ends of a stated interval may be from those of its predictions.
+
+    Args:
+        interval: of the predictions.
+        method: its method.
+        stated: the method of the stated one. Earlier versions state none or drew resamples, whose ends differ a little;
+            of scores that are mostly 0 or 1 they differ more.
+    """
+    resampled = stated == BOOTSTRAP.method != method
+    return _CLOSE + (interval[1] - interval[0]) * (1 if resampled else 0.25)

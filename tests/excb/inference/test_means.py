@@ -32,6 +32,20 @@ def test_scores_without_spread_have_the_interval_of_hits(share: float) -> None:
     assert expected[0] < expected[1]
 
 
+def test_scores_that_are_mostly_right_or_wrong_have_the_interval_of_hits_of_their_variance() -> None:
+    scores = torch.where(numbers(6) < 0.7, 1.0, numbers(7))
+    mean, variance = float(scores.mean()), float(scores.var()) / 60
+    mean_error = stats.t.ppf(0.975, 59) ** 2 * variance / (mean * (1 - mean))  # Wilson's square over units
+    # The ends are where a test of the mean, with the variance of hits of that mean, just rejects.
+    ends = np.roots([1 + mean_error, -(2 * mean + mean_error), mean**2])
+    assert means.mean_interval(scores) == pytest.approx(tuple(100 * np.sort(ends)), abs=1e-3)
+    assert means.hit_like(scores.numpy())
+    assert statistics.basis(scores).method != statistics.basis(numbers(6)).method
+    low, high = means.mean_interval(torch.tensor([0.0, 1.0] * 30).double())
+    hits = accuracy.accuracy_interval(torch.tensor([False, True] * 30))
+    assert (low, high) == pytest.approx(hits, abs=0.4)
+
+
 def test_scores_beyond_one_have_students_interval() -> None:
     scores = 3 * numbers(3)
     expected = stats.ttest_1samp(scores.numpy(), 0).confidence_interval()

@@ -9,9 +9,11 @@ import pytest
 import torch
 
 from excb.errors import UserError
-from excb.inference.accuracy import accuracy_interval
+from excb.inference.accuracy import accuracy_interval, share_interval
+from excb.inference.basis import AS_HITS, BOOTSTRAP
+from excb.inference.means import mean_interval
 from excb.results.result import ResultRecord
-from excb.transfer.leaderboard.submission import check_result, submit
+from excb.transfer.leaderboard.submission import check_result, submit, tolerance
 from excb.transfer.reporting.predictions import Predictions
 from excb.transfer.reporting.report import write_result as write_all
 from tests.transfer.result_files import result, write
@@ -101,3 +103,15 @@ def test_a_submission_names_no_folder_of_the_machine(tmp_path: Path) -> None:
     )
     with pytest.raises(UserError, match="is another result: rename one of them"):
         submit(other, tmp_path / "results")
+
+
+def test_intervals_of_earlier_versions_are_held() -> None:
+    scores = torch.cat([torch.zeros(27), torch.full((3,), 0.1)]).double()
+    now, before = mean_interval(scores), share_interval(float(scores.mean()), 30)  # which they had at most
+    apart = max(abs(own - then) for own, then in zip(now, before, strict=True))
+    assert tolerance(now, AS_HITS.method, AS_HITS.method) < apart
+    assert tolerance(now, AS_HITS.method, None) == tolerance(now, AS_HITS.method, AS_HITS.method)
+    few = torch.cat([torch.zeros(24), torch.linspace(0.1, 0.9, 6)]).double()
+    now, before = mean_interval(few), share_interval(float(few.mean()), 30)
+    apart = max(abs(own - then) for own, then in zip(now, before, strict=True))
+    assert apart < tolerance(now, AS_HITS.method, BOOTSTRAP.method)
