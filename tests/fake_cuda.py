@@ -63,6 +63,9 @@ INDEXED = (aten.index.Tensor, aten.index_put.default, aten.index_put_.default, a
 # The shape of what these return depends on values.
 SIZED_BY_VALUES = {"nonzero", "masked_select", "bincount", "nms", "_unique2", "unique_dim", "unique_consecutive"}
 
+# An operation and its arguments without values -> whether it returns several tensors, and what these are like.
+_SHAPES: dict[Any, tuple[bool, list[tuple[torch.Size, tuple[int, ...], torch.dtype]]]] = {}
+
 
 @dataclass(frozen=True)
 class Wait:
@@ -148,10 +151,29 @@ class FakeCuda(TorchDispatchMode):
             written, returns = _written(func, args, kwargs), len(func._schema.returns)
             result = None if not returns else written[0] if returns == 1 else tuple(written)
         else:
-            with self._fake:
-                result = func(*args, **kwargs)
+            result = self._without_values(func, args, kwargs)
         if not (func.is_view or _name(func) in NO_KERNEL):
             self._count(func, args, kwargs, tensors, result)
+        return result
+
+    def _without_values(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """The result of an operation on fake tensors. torch finds the shapes once, as that takes most of a step's time.
+
+        Only of results that are new tensors of the device, whose shapes follow from those of the arguments.
+        """
+        like = None if _aliases(func) else (func, _described(args), _described(kwargs))
+        if like in _SHAPES:
+            several, shapes = _SHAPES[like]
+            made = [
+                FakeTensor(self._fake, torch.empty_strided(shape, stride, dtype=dtype, device="meta"), CUDA)
+                for shape, stride, dtype in shapes
+            ]
+            return tuple(made) if several else made[0]
+        with self._fake:
+            result = func(*args, **kwargs)
+        parts = result if isinstance(result, tuple) else (result,)
+        if like is not None and all(isinstance(part, FakeTensor) and part.fake_device == CUDA for part in parts):
+            _SHAPES[like] = isinstance(result, tuple), [(part.shape, part.stride(), part.dtype) for part in parts]
         return result
 
     def _waited(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -256,6 +278,25 @@ def _fills(args: Sequence[Any]) -> bool:
         and masks[0].dtype == torch.bool
         and masks[0].device.type == "cuda"
     )
+
+
+@functools.cache
+def _aliases(func: Any) -> bool:
+    """Whether what an operation returns may share memory with what it was given, or what it was given changes."""
+    schema = func._schema
+    return any(each.alias_info is not None for each in (*schema.arguments, *schema.returns))
+
+
+def _described(value: Any) -> Any:
+    """All of an argument that decides the shapes of results, to be compared."""
+    if isinstance(value, Tensor):
+        device = value.fake_device if isinstance(value, FakeTensor) else value.device
+        return value.shape, value.stride(), value.dtype, device
+    if isinstance(value, list | tuple):
+        return tuple(map(_described, value))
+    if isinstance(value, dict):
+        return tuple((name, _described(each)) for name, each in sorted(value.items()))
+    return type(value), value  # 1, 1.0 and True are equal
 
 
 @functools.cache

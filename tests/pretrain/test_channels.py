@@ -26,7 +26,7 @@ from excb.zoo.export import export
 from tests.kept_notes import KeptNotes
 from tests.pretrain.banded import BANDS, PIXELS, band_images
 
-pytestmark = pytest.mark.usefixtures("one_thread")
+pytestmark = pytest.mark.usefixtures("one_thread", "short_end")
 
 COLOURS = ("saturation", "hue", "grey")
 
@@ -183,6 +183,7 @@ def test_a_network_of_bands_continues_on_bands_alone(
         run_training(recipe, colours, tmp_path / "other", notes)
 
 
+@pytest.mark.usefixtures("full_end")  # it reads the verdict
 @pytest.mark.parametrize("sees", ["image", "view"])
 def test_a_teacher_of_colours_sees_the_chosen_channels(bands: ImageSet, tmp_path: Path, sees: str) -> None:
     distil = {"teachers": ("conv4_photos",), "samples": 16, "clusters": 4, "teacher_sees": sees}

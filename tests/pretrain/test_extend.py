@@ -16,6 +16,7 @@ from excb.pretrain import loop
 from excb.pretrain.train import changed_recipe
 from tests.pretrain.small_runs import VALUES, assert_same, stopped_before
 
+pytestmark = pytest.mark.usefixtures("one_thread", "short_end")
 EPOCHS = VALUES["optim"]["epochs"]
 
 

@@ -26,7 +26,7 @@ from excb.zoo.export import export
 from tests.pretrain.small_runs import OVERRIDES, write_images
 from tests.run_files import TINY_VIT, features, pictures, tiny_recipe
 
-pytestmark = pytest.mark.usefixtures("one_thread")
+pytestmark = pytest.mark.usefixtures("one_thread", "short_end")
 
 VIT = (
     *(value for value in OVERRIDES if not value.startswith("model.options=")),

@@ -172,3 +172,10 @@ def test_a_pass_over_many_images_is_folded_from_its_first_batch_on_and_reads_wei
     torch.testing.assert_close(InParts(network, many=True)(batch), network(batch), rtol=1e-4, atol=1e-5)
     next(network.parameters()).mul_(2)
     torch.testing.assert_close(InParts(network, many=True)(batch), network(batch), rtol=1e-4, atol=1e-5)
+
+
+@torch.no_grad()
+def test_a_norm_without_statistics_of_its_own_is_left_as_it_is() -> None:
+    """It normalises by those of each batch, so it is no fixed map."""
+    network = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4, track_running_stats=False), nn.ReLU()).eval()
+    assert torch.equal(without_batchnorm(network, images(1))(images()), network(images()))

@@ -10,6 +10,8 @@ from excb.pretrain.__main__ import main
 from excb.pretrain.run.profiling import RECORDED, SKIPPED
 from tests.pretrain.small_runs import OVERRIDES, write_images
 
+pytestmark = pytest.mark.usefixtures("one_thread", "short_end")
+
 
 def test_a_profile_is_written_and_reported_and_the_run_continues(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]

@@ -22,6 +22,7 @@ from excb.pretrain.training.pixels import with_their_pixels
 from tests.excb.images.deep_files import ramp, write
 from tests.pretrain.small_runs import OVERRIDES
 
+pytestmark = pytest.mark.usefixtures("one_thread", "short_end")
 QUIET = Reporter(quiet=True)
 
 

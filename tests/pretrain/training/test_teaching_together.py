@@ -33,7 +33,7 @@ def teachers(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
 
 
 @pytest.fixture(autouse=True)
-def one_thread_each(one_thread: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def one_thread_each(one_thread: None, short_end: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """Processes beside each other are quickest with a thread each."""
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
 
