@@ -3,6 +3,7 @@
 Run: python -m benchmarks.whole_commands SET OUT [--files 1000 10000 60000] [--commands knn embed] [--before COPY]
 SET holds train/ and test/ with class folders; a sixth of the files are taken from test/. OUT gets links to them, and a
 cache for each version and number, which a cold command finds empty. COPY is another version's clone, run in turns.
+For `dense` every image has a mask, its class everywhere. A pretraining is one epoch, with its curves and verdict.
 How often files are opened, hashed and passed through the network is counted by tests/transfer/test_counts.py.
 """
 
@@ -16,6 +17,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from PIL import Image
+
 HERE = Path(__file__).resolve().parents[1]
 CKPT = "conv4_photos"
 TEST_SHARE = 6
@@ -26,7 +29,11 @@ COMMANDS: dict[str, tuple[str, ...]] = {
     "linear": ("excb.transfer", "linear", *ON_DATA, "--data", "{data}", "--out", "{out}/linear.json"),
     "embed": ("excb.transfer", "embed", *ON_DATA, "--data", "{data}/train", "--out", "{out}/embed.npz"),
     "search": ("excb.transfer", "search", *ON_DATA, "--data", "{data}/train", "--query", "{query}"),
+    "near-duplicates": ("excb.transfer", "search", *ON_DATA, "--data", "{data}/train", "--near-duplicates"),
+    "dense": ("excb.transfer", "dense", *ON_DATA, "--data", "{masked}", "--size", "32", "--out", "{out}/dense.json"),
     "doctor": ("excb.pretrain", "doctor", "--data", "{data}/train", "--quiet"),
+    "choose": ("excb.pretrain", "choose", "--no-pilots", "--data", "{data}/train", "--out", "{out}/choose", "--quiet"),
+    "pretraining": ("excb.pretrain", "conv4_tiny", "--data", "{data}/train", "--out", "{out}/run", "optim.epochs=1"),
 }
 FIXED: dict[str, tuple[str, ...]] = {  # commands without images
     "list": ("excb.zoo", "list"),
@@ -82,6 +89,23 @@ def linked_set(source: Path, target: Path, files: int) -> None:
                 os.link(file, target / split / folder.name / file.name)
 
 
+def masked_set(source: Path, target: Path) -> None:
+    """Link the same files with masks beside them, in the layout `folders` of dense evaluation."""
+    if target.exists():
+        return
+    classes = sorted(folder.name for folder in (source / "train").iterdir())
+    for split in ("train", "test"):
+        for value, name in enumerate(classes):
+            images, masks = (target / split / kind / name for kind in ("images", "masks"))
+            images.mkdir(parents=True)
+            masks.mkdir(parents=True)
+            for file in (source / split / name).iterdir():
+                with Image.open(file) as image:
+                    Image.new("L", image.size, value).save(masks / f"{file.stem}.png")
+                os.link(file, images / file.name)
+    (target / "classes.txt").write_text("\n".join(classes))
+
+
 def measured(command: str, place: Path, versions: dict[str, Path], turns: int) -> dict[str, tuple[Cost, list[Cost]]]:
     """The cold and the warm costs by version, which take turns."""
     costs = dict[str, tuple[Cost, list[Cost]]]()
@@ -101,7 +125,11 @@ def cost_of(command: str, place: Path, clone: Path, cache: Path) -> Cost:
     module, *words = (COMMANDS | FIXED)[command]
     place.mkdir(parents=True, exist_ok=True)
     query = next((place / "data" / "test").glob("*/*"), None)
-    filled = [word.format(data=place / "data", out=place, query=query) for word in words]
+    masked = place / "masked"
+    if any("{masked}" in word for word in words):
+        masked_set(place / "data", masked)
+    shutil.rmtree(place / "run", ignore_errors=True)  # else a run that is finished would do nothing
+    filled = [word.format(data=place / "data", masked=masked, out=place, query=query) for word in words]
     environment = os.environ | {"EXCB_CACHE": str(cache), "PYTHONPATH": str(clone)}
     process = subprocess.Popen(
         [sys.executable, "-m", module, *filled], cwd=clone, env=environment, stdout=subprocess.DEVNULL

@@ -73,6 +73,7 @@ def fit_regression(
     classes: int,
     steps: int = STEPS,
     device: torch.device | str = "cpu",
+    draft: bool = False,
 ) -> Regression:
     """Minimise the summed loss + |weight|^2 / (2 C) in float64; biases have no penalty.
 
@@ -84,6 +85,7 @@ def fit_regression(
         classes: K.
         steps: of L-BFGS, at most.
         device: where to compute; MPS has no float64 and is replaced by the CPU.
+        draft: the model only chooses a penalty or validates one: scikit-learn fits it in float32, in 0.6 of the time.
     """
     place = torch.device("cpu" if torch.device(device).type == "mps" else device)
     if targets.ndim == 2 and not targets.is_floating_point():
@@ -96,7 +98,7 @@ def fit_regression(
     if len(present) == 1:  # all images are alike
         solution = torch.zeros(1, features.shape[1], dtype=torch.float64), torch.zeros(1, dtype=torch.float64), True
     elif targets.ndim == 1 and place.type == "cpu":
-        solution = _scikit(features, among, C, steps)
+        solution = _scikit(features.float() if draft else features, among, C, steps)
     else:
         outputs = len(present) if len(present) > 2 else 1
         columns = among if outputs > 1 else among.view(len(among), -1)[:, -1:]
@@ -119,7 +121,7 @@ def _scikit(features: Tensor, labels: Tensor, C: float, steps: int) -> tuple[Ten
         warnings.simplefilter("always", ConvergenceWarning)
         model = LogisticRegression(C=C, max_iter=steps, tol=TOLERANCE).fit(features.numpy(), labels.numpy())
     converged = not any(issubclass(warning.category, ConvergenceWarning) for warning in caught)
-    return torch.from_numpy(model.coef_), torch.from_numpy(model.intercept_), converged
+    return torch.from_numpy(model.coef_).double(), torch.from_numpy(model.intercept_).double(), converged
 
 
 def _minimise(

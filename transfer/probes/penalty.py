@@ -97,8 +97,10 @@ def choose_penalty(
     standard = standard or Standard.of(rows)
     features, notes = standard(rows), list[str]()
 
-    def fitted(some: Tensor, C: float) -> Regression:
-        model = fit_regression(features[some], targets[some], C, classes=classes, steps=steps, device=device)
+    def fitted(some: Tensor, C: float, *, draft: bool) -> Regression:
+        model = fit_regression(
+            features[some], targets[some], C, classes=classes, steps=steps, device=device, draft=draft
+        )
         if not model.converged:
             notes.append(f"logistic regression with C = {C:g} has not converged in {plural(steps, 'step')}")
         progress(1)
@@ -113,10 +115,13 @@ def choose_penalty(
             splits = [(everything[~held], features[held], targets[held]) for held in rule.hold_out(targets)]
         images = sum(len(answers) for _, _, answers in splits)
         for C in tried:
-            figures = [rule.judge(fitted(train, C).scores(queries), answers) for train, queries, answers in splits]
+            models = (fitted(train, C, draft=True) for train, _, _ in splits)
+            figures = [
+                rule.judge(model.scores(of), answers) for model, (_, of, answers) in zip(models, splits, strict=True)
+            ]
             sweep[C] = tuple(np.nan_to_num(np.mean(figures, 0), nan=-np.inf).tolist())
     best = max(tried, key=lambda C: sweep.get(C, ()))
-    return Chosen(standard, fitted(everything, best), best, sweep, images, [*dict.fromkeys(notes)])
+    return Chosen(standard, fitted(everything, best, draft=False), best, sweep, images, [*dict.fromkeys(notes)])
 
 
 def cross_validated(

@@ -194,3 +194,10 @@ def test_no_other_file_fits_a_logistic_regression() -> None:
     users = {file.relative_to(transfer).as_posix() for file in transfer.rglob("*.py")
              if "LogisticRegression" in file.read_text() or "LBFGS" in file.read_text()}  # fmt: skip
     assert users == {"probes/logistic.py"}
+
+
+def test_a_draft_differs_from_the_model_by_rounding() -> None:
+    draft = fit_regression(ROWS, LABELS, 0.5, classes=4, draft=True)
+    assert draft.weight.dtype == draft.bias.dtype == torch.float64
+    assert scores(draft) == pytest.approx(scores(fit_regression(ROWS, LABELS, 0.5, classes=4)), abs=5e-3)
+    assert scores(draft) == pytest.approx(scikit(LABELS, 0.5), abs=5e-3)
