@@ -118,8 +118,8 @@ def _visible(value: Any) -> Any:
 
 
 def _breakable(text: str) -> Markup:
-    """A path or a name of a class, which a narrow column may break after its separators rather than inside words."""
-    return Markup("<wbr>").join(re.split(r"(?<=[/._-])(?=\w)", _visible(text)))
+    """A path or a name of a class, which a narrow column may break after / and ., but not before a file's suffix."""
+    return Markup("<wbr>").join(re.split(r"(?<=/)(?=.)|(?<=\.)(?=\w{5})", _visible(text)))
 
 
 def _asset(name: str) -> str:
