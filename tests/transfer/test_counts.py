@@ -40,7 +40,7 @@ PICTURES = {"search": 2 * 13, "dense": 2 * 8 + 2}  # on a page or a picture, how
 READS = {"dense": 6}  # of each image: those of other commands, its pixels' kind, its size, and its mask
 # In each call: the doctor and `choose` look at a sample of images, members of a group are compared by their sizes, and
 # masks are no features.
-OPENS = {"doctor": 1, "choose": 1, "near-duplicates": 1, "dense": 2}
+OPENS = {"doctor": 2, "choose": 1, "near-duplicates": 1, "dense": 2}
 
 
 def _on(command: str, data: Path) -> list[str]:
