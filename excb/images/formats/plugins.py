@@ -68,7 +68,7 @@ def _open_jxl(stream: IO[bytes], name: str | bytes) -> Any:
     try:
         width, height = jxl.stated_size(stream)
     except ValueError as error:
-        raise SyntaxError(str(error)) from None  # by which Pillow goes on to the next format
+        raise SyntaxError(str(error)) from None  # Pillow tries the next format then
     if width * height > most_pixels():
         raise Image.DecompressionBombError(f"{width} x {height} pixels are more than {most_pixels():,.0f}")
     return _PLUGINS[_JPEG_XL](stream, name)
