@@ -19,17 +19,28 @@ from excb.pretrain.__main__ import main as pretrain
 from excb.transfer.cli import main as evaluate
 
 pytestmark = pytest.mark.usefixtures("one_thread")
-FEW = 24  # files of the smaller set; the larger one has twice as many
+FEW, MORE = 24, 100  # files of the smaller set, for `choose` some more; the larger one has twice as many
 COMMANDS: dict[str, Callable[[Path, Path], int]] = {
     "knn": lambda data, out: evaluate([*_on("knn", data), "--out", f"{out}.json"]),
     "embed": lambda data, out: evaluate([*_on("embed", data), "--out", f"{out}.npz"]),
     "search": lambda data, out: evaluate(
         [*_on("search", data / "train"), "--query", f"{data}/test/a/0.bmp", "--out", f"{out}.html"]
     ),
+    "linear": lambda data, out: evaluate([*_on("linear", data), "--protocol", "logreg", "--out", f"{out}.json"]),
+    "near-duplicates": lambda data, _out: evaluate([*_on("search", data / "train"), "--near-duplicates", "0.95"]),
+    "dense": lambda data, out: evaluate(
+        [*_on("dense", data), "--size", "32", "--heads", "knn", "--out", f"{out}.json"]
+    ),
     "doctor": lambda data, _out: pretrain(["doctor", "--data", f"{data}/train"]),
+    "choose": lambda data, out: pretrain(
+        ["choose", "--no-pilots", "--data", f"{data}/train", "--out", f"{out}-choose"]
+    ),
 }
-PICTURES = {"search": 2 * 13}  # on a page, however many images there are
-DECODES = {"doctor"}  # a sample of images in each call: it checks that they can be read
+PICTURES = {"search": 2 * 13, "dense": 2 * 8 + 2}  # on a page or a picture, however many images there are
+READS = {"dense": 6}  # of each image: those of other commands, its pixels' kind, its size, and its mask
+# In each call: the doctor and `choose` look at a sample of images, members of a group are compared by their sizes, and
+# masks are no features.
+OPENS = {"doctor": 2, "choose": 1, "near-duplicates": 1, "dense": 2}
 
 
 def _on(command: str, data: Path) -> list[str]:
@@ -98,18 +109,32 @@ def write_images(folder: Path, count: int) -> Path:
     return folder
 
 
+def write_masked(folder: Path, count: int) -> Path:
+    """The same number of images with masks of two classes, in the layout `folders` of dense evaluation."""
+    random = np.random.default_rng(count)
+    for split, number in (("train", count), ("test", count // 2)):
+        for kind, shape in (("images", (24, 24, 3)), ("masks", (24, 24))):
+            (folder / split / kind).mkdir(parents=True)
+            for place in range(number):
+                values = random.integers(0, 256 if kind == "images" else 2, shape, dtype=np.uint8)
+                Image.fromarray(values).save(folder / split / kind / f"{place}.png")
+    (folder / "classes.txt").write_text("first\nsecond\n")
+    return folder
+
+
 @pytest.mark.parametrize("command", COMMANDS)
 def test_counts_grow_with_the_files_and_no_faster(command: str, counts: Counts, tmp_path: Path) -> None:
     run, cold = COMMANDS[command], list[Counter[str]]()
-    for number in (FEW, 2 * FEW):
-        data = write_images(tmp_path / str(number), number)
+    few = MORE if command == "choose" else FEW
+    for number in (few, 2 * few):
+        data = (write_masked if command == "dense" else write_images)(tmp_path / str(number), number)
         cold.append(counts.of(lambda data=data: run(data, tmp_path / "out"), data))  # type: ignore[misc]
-    files, fixed = FEW + FEW // 2, PICTURES.get(command, 0)
+    files, fixed = few + few // 2, PICTURES.get(command, 0)
     for kind, count in cold[0].items():
-        assert cold[1][kind] <= 2 * count + 4, kind
-    assert cold[0]["opened"] <= 3 * files + fixed  # copies, near-copies, and the network
-    data = tmp_path / str(2 * FEW)
+        assert cold[1][kind] <= 2 * count + 8, kind
+    assert cold[0]["opened"] <= READS.get(command, 3) * files + fixed  # copies, near-copies, and the network
+    data = tmp_path / str(2 * few)
     warm = counts.of(lambda: run(data, tmp_path / "out"), data)
-    assert warm["opened"] <= fixed or command in DECODES
+    assert warm["opened"] <= OPENS.get(command, 0) * 2 * files + fixed
     assert warm["through the network"] <= 1  # of a query
     assert warm["hashed"] < FEW  # keys of the cache, and fingerprints: as many of any number of files

@@ -15,6 +15,7 @@ from typing import IO, Any
 from PIL import Image, UnidentifiedImageError
 
 from excb.files import foreign
+from excb.images.formats import jxl
 from excb.images.formats.video import frame_of, open_frame
 
 Source = Path | str | IO[bytes]
@@ -53,7 +54,29 @@ HEIC = Extra(
     (".heic", ".heif", ".hif", ".heics", ".heifs"),
     lambda module: module.register_heif_opener(thumbnails=False),
 )
-JXL = Extra("jxl", "pillow_jxl", (".jxl",), _nothing)
+
+
+def _sized_first(_module: Any) -> None:
+    """Let the plugin of JPEG XL decode only what `most_pixels` admits: it decodes an image as it opens it."""
+    plugin, accept = Image.OPEN[_JPEG_XL]
+    if plugin is not _open_jxl:
+        _PLUGINS[_JPEG_XL] = plugin
+        Image.register_open(_JPEG_XL, _open_jxl, accept)
+
+
+def _open_jxl(stream: IO[bytes], name: str | bytes) -> Any:
+    try:
+        width, height = jxl.stated_size(stream)
+    except ValueError as error:
+        raise SyntaxError(str(error)) from None  # Pillow tries the next format then
+    if width * height > most_pixels():
+        raise Image.DecompressionBombError(f"{width} x {height} pixels are more than {most_pixels():,.0f}")
+    return _PLUGINS[_JPEG_XL](stream, name)
+
+
+_JPEG_XL = "JXL"  # to Pillow
+_PLUGINS: dict[str, Any] = {}  # by Pillow's name of the format
+JXL = Extra("jxl", "pillow_jxl", (".jxl",), _sized_first)
 _CAMERAS = (
     ".3fr .arw .cr2 .cr3 .crw .dcr .dng .erf .fff .iiq .kdc .mef .mos .mrw .nef .nrw .orf .pef .raf .rw2 .rwl .sr2 "
     ".srf .srw .x3f"
@@ -64,10 +87,8 @@ RAW = Extra("raw", "rawpy", tuple(_CAMERAS.split()), _nothing)
 @cache
 def _registered(extra: Extra) -> bool:
     Image.init()
-    if any(Image.EXTENSION.get(extension) in Image.OPEN for extension in extra.extensions):
-        return True  # by another plugin
     if find_spec(extra.module) is None:
-        return False
+        return any(Image.EXTENSION.get(extension) in Image.OPEN for extension in extra.extensions)  # another plugin's
     extra.enable(import_module(extra.module))
     return True
 
@@ -139,7 +160,10 @@ def _opened_raw(source: Source) -> Iterator[Any]:
     import rawpy
 
     try:
-        with rawpy.imread(str(source)) as raw:
+        with rawpy.imread(str(source)) as raw:  # which has read the header alone
+            stored = raw.sizes.raw_width * raw.sizes.raw_height
+            if max(stored, raw.sizes.width * raw.sizes.height) > most_pixels():
+                raise Image.DecompressionBombError(f"{stored:,} pixels are more than {most_pixels():,.0f}")
             yield raw
     except rawpy.LibRawError as error:
         raise OSError(f"LibRaw: {error}") from None

@@ -70,6 +70,7 @@ class MaskFiles:
     ledger: Ledger = field(default=NOTHING, compare=False)  # what else is in these folders
     pixels: Pixels = EIGHT_BIT  # how stored values of images become colours
     clipped: ClippedImages | None = field(default=None, compare=False, repr=False)  # see `ImageSet`
+    _sizes: dict[int, tuple[int, int]] = field(default_factory=dict, init=False, compare=False, repr=False)
 
     def __len__(self) -> int:
         return len(self.paths)
@@ -101,10 +102,12 @@ class MaskFiles:
         return image
 
     def size(self, index: int) -> tuple[int, int]:
-        """See `MaskedImages.size`."""
+        """See `MaskedImages.size`. The file is opened once: views, masks and scores all ask for it."""
+        if index in self._sizes:
+            return self._sizes[index]
         file = self.root / self.paths[index]
         try:
-            return stored_and_upright_size(file)[1]
+            return self._sizes.setdefault(index, stored_and_upright_size(file)[1])
         except BrokenImageError as error:
             raise UserError(f"{file} cannot be read ({error}): fix it, or remove it with its mask") from None
 
