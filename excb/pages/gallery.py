@@ -64,6 +64,11 @@ class PictureGroup:
     title: str = ""
     notes: Sequence[str] = ()
 
+    @property
+    def narrow(self) -> bool:
+        """Whether another one fits beside it."""
+        return self.query is None and len(self.near) <= NARROW
+
 
 @dataclass(frozen=True)
 class GallerySection:
@@ -72,11 +77,6 @@ class GallerySection:
     title: str
     groups: Sequence[PictureGroup]
     notes: Sequence[str] = ()
-
-    @property
-    def narrow(self) -> bool:
-        """Whether several groups fit beside each other."""
-        return all(group.query is None and len(group.near) <= NARROW for group in self.groups)
 
 
 @dataclass(frozen=True)
