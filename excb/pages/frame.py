@@ -5,6 +5,7 @@ A page holds all it needs, and its policy lets it use nothing else.
 
 import base64
 import hashlib
+import re
 from collections.abc import Callable, Sequence
 from functools import cache
 from importlib import resources
@@ -98,6 +99,7 @@ def _environment() -> Environment:
         "count": lambda value: f"{value:,}",
         "interval": interval_text,
         "duration": duration,
+        "breakable": _breakable,
     }
     environment.filters |= filters
     return environment
@@ -113,6 +115,11 @@ def _visible(value: Any) -> Any:
     if not isinstance(value, str) or isinstance(value, Markup):
         return value
     return "".join(each if each.isprintable() or each == "\n" else "\N{REPLACEMENT CHARACTER}" for each in value)
+
+
+def _breakable(text: str) -> Markup:
+    """A path or a name of a class, which a narrow column may break after / and ., but not before a file's suffix."""
+    return Markup("<wbr>").join(re.split(r"(?<=/)(?=.)|(?<=\.)(?=\w{5})", _visible(text)))
 
 
 def _asset(name: str) -> str:

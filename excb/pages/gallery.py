@@ -14,6 +14,7 @@ from excb.images.picture import visible_rgb
 from excb.pages.frame import Figure, data_address, render_page
 
 SIDE, QUALITY = 220, 75  # longer side in pixels, for screens of two dots a pixel too; of JPEG
+NARROW = 3  # pictures of a group that leaves room for another one beside it
 
 
 @dataclass(frozen=True)
@@ -60,7 +61,13 @@ class PictureGroup:
 
     near: Sequence[Picture]
     query: Picture | None = None
+    title: str = ""
     notes: Sequence[str] = ()
+
+    @property
+    def narrow(self) -> bool:
+        """Whether another one fits beside it."""
+        return self.query is None and len(self.near) <= NARROW
 
 
 @dataclass(frozen=True)

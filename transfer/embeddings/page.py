@@ -93,4 +93,5 @@ def _group(group: DuplicateGroup, picture: "Callable[..., Picture]") -> PictureG
     ]
     hidden = len(ordered) - len(shown)
     notes = [f"and {plural(hidden, 'more image')}"] if hidden else []
-    return PictureGroup(shown, notes=[*notes, f"the two that are least alike: {group.weakest:.3f}"])
+    notes += [f"the two that are least alike: {group.weakest:.3f}"] if len(ordered) > 2 else []
+    return PictureGroup(shown, notes=notes)

@@ -110,7 +110,8 @@ class NetworkComparison:
                 f"No network is ahead of {against} by more than chance; the best is {said}. Predictions from these "
                 "labels show little: add labels, or try other networks."
             )
-        level = " and ".join(f"{other.name} ({other.accuracy:.1f} %)" for other in self.level)
+        *first, last = [f"{other.name} ({other.accuracy:.1f} %)" for other in self.level] or [""]
+        level = f"{', '.join(first)} and {last}" if first else last
         rest = f" Level with it within chance: {level}." if level else ""
         return f"{said} is the best network here, ahead of {against}, the best reference.{rest}"
 

@@ -82,7 +82,7 @@ def _sections(findings: Findings, show: Show) -> list[GallerySection]:
         ]
         notes = [
             "Each was predicted by models that did not see it, from all other labels; percentages say how likely the "
-            "label is. Look before you change anything."
+            "label is, and what stands in bold is what the image looks like. Look before you change anything."
         ]
         notes += [findings.doubt] if findings.doubt else []
         sections.append(
@@ -114,13 +114,17 @@ def _guesses(predictions: GuessedLabels, show: Show) -> list[GallerySection]:
     largest = sorted(by_class.items(), key=lambda item: (-len(item[1]), item[0]))
     groups = [
         PictureGroup(
-            [_shown(guess, show) for guess in _spread(own, EACH)],
-            notes=[f"{name}: {plural(len(own), 'sure guess', 'sure guesses')}"],
+            [_sure(guess, show) for guess in _spread(own, EACH)],
+            title=f"{name}: {plural(len(own), 'sure guess', 'sure guesses')}",
         )
         for name, own in largest[:MOST_CLASSES]
     ]
     hidden = len(largest) - len(groups)
-    notes = [predictions.certainty.words, f"By {predictions.network}; photos.csv has all guesses."]
+    notes = [
+        f"{predictions.certainty.words} By {predictions.network}; photos.csv has all guesses.",
+        "This holds for images like the labelled ones. One that shows none of the classes is given one of them all the "
+        "same, sometimes as a sure guess.",
+    ]
     notes += [f"{plural(hidden, 'class has', 'classes have')} no picture here."] if hidden else []
     sections.append(GallerySection(f"{plural(len(predictions.sure), 'sure guess', 'sure guesses')}", groups, notes))
     if predictions.unsure:
@@ -128,15 +132,21 @@ def _guesses(predictions: GuessedLabels, show: Show) -> list[GallerySection]:
         # Where none is sure, the likeliest ones are of more use than the least likely.
         some = predictions.unsure if predictions.sure else predictions.unsure[::-1]
         which = "The least sure ones are shown." if predictions.sure else "The likeliest ones are shown."
-        near = [_shown(guess, show) for guess in some[:MOST_UNSURE]]
+        near = [_unsure(guess, show) for guess in some[:MOST_UNSURE]]
         sections.append(GallerySection(title, [PictureGroup(near)], [which]))
     return sections
 
 
-def _shown(guess: Guess, show: Show) -> Picture:
+def _sure(guess: Guess, show: Show) -> Picture:
+    """Under a title that names its class."""
     if guess.copy_of:
-        return show(guess.path, guess.label, f"looks like {guess.copy_of}: {guess.path}")
-    return show(guess.path, f"{guess.label} {100 * guess.probability:.0f} %", f"or {guess.second}: {guess.path}")
+        return show(guess.path, "copy", f"of {guess.copy_of}: {guess.path}")
+    return show(guess.path, f"{100 * guess.probability:.0f} %", guess.path)
+
+
+def _unsure(guess: Guess, show: Show) -> Picture:
+    second = f"or {guess.second}: " if guess.second else ""
+    return show(guess.path, f"{guess.label} {100 * guess.probability:.0f} %", second + guess.path)
 
 
 def _spread(guesses: Sequence[Guess], most: int) -> list[Guess]:

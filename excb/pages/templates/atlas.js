@@ -178,8 +178,8 @@ function body(k) {
       "a",
       { href: `#c${other}`, title: `Cluster ${other}, cosine ${number(cosine, 3)}${mark}` },
       picture(data.nearest[other][0], "", data.sizes[other] ? "no picture" : "empty"),
-      element("div", { class: "caption two" }, data.top && data.sizes[other] ? title(other) : `Cluster ${other}`),
-      element("div", { class: "caption" }, `#${other}, cosine ${number(cosine, 3)}`),
+      element("div", { class: "caption two" }, title(other)),
+      element("div", { class: "caption" }, `${title(other) === `Cluster ${other}` ? "" : `#${other}, `}cosine ${number(cosine, 3)}`),
     );
   });
   parts.push(...section("Neighbouring centroids", element("div", { class: "shots", id: "near" }, ...near)));

@@ -145,15 +145,18 @@ function colourBy(column) {
       colours[i] = points[code];
       sizes[code]++;
     }
-    const order = sizes.map((_, code) => code).sort((a, b) => sizes[b] - sizes[a] || a - b);
-    for (const code of order.slice(0, LISTED)) {
+    const entry = (code, name, colour, count) => {
       const swatch = element("span", { className: "swatch" });
-      swatch.style.background = palette[code];
-      const value = element("span", { className: "value", title: column.values[code] }, column.values[code]);
-      const button = element("button", { type: "button" }, swatch, value, element("small", {}, counted(sizes[code])));
+      swatch.style.background = colour;
+      const value = element("span", { className: "value", title: name }, name);
+      const button = element("button", { type: "button" }, swatch, value, element("small", {}, counted(count)));
       button.onclick = () => select(images((image) => column.codes[image] === code));
-      legend.push(element("li", {}, button));
-    }
+      return element("li", {}, button);
+    };
+    const order = sizes.map((_, code) => code).sort((a, b) => sizes[b] - sizes[a] || a - b);
+    const missing = N - sizes.reduce((all, size) => all + size, 0);
+    if (missing) legend.push(entry(-1, `no ${column.name}`, NOTHING, missing));
+    for (const code of order.slice(0, LISTED)) legend.push(entry(code, column.values[code], palette[code], sizes[code]));
     if (order.length > LISTED) legend.push(element("li", {}, element("small", {}, `and ${counted(order.length - LISTED)} more`)));
   }
   $("legend").replaceChildren(...legend);

@@ -6,6 +6,7 @@ from html.parser import HTMLParser
 import pytest
 
 from excb.pages.frame import render_page
+from excb.pages.gallery import GallerySection, Picture, PictureGroup, render_gallery
 from tests.transfer.result_files import HOSTILE
 
 
@@ -63,3 +64,29 @@ def test_a_page_may_use_nothing_but_its_own() -> None:
     assert policy[1].count("sha256-") == 1
     assert not re.search(r"""(src|href)=["']?https?:|@import|url\(""", text)
     assert "<script" not in text
+
+
+def gallery(*groups: PictureGroup) -> str:
+    sections = [GallerySection("section", groups, ["why these"])]
+    return render_gallery("title", sections, heading="heading", subtitles=[], footer="footer")
+
+
+def test_captions_break_after_separators_and_stay_text() -> None:
+    path = f"holidays/a_b-{HOSTILE}.jpg"
+    found = _Reader(gallery(PictureGroup([Picture(path, None, "Fruit.Apple", path)])))
+    assert "holidays/<wbr>a_b-" in gallery(PictureGroup([Picture(path, None, "", path)]))
+    assert found.text.count(path.replace("\u202e", "\ufffd")) == 1
+    assert "Fruit.Apple" in found.text
+    assert "<b>Fruit.<wbr>Apple</b> 1.jpg<" in gallery(PictureGroup([Picture("a", None, "Fruit.Apple", "1.jpg")]))
+
+
+def test_titles_and_notes_stand_before_the_pictures_they_explain() -> None:
+    text = gallery(PictureGroup([Picture("a.jpg", None, "", "a.jpg")], title="one of them"))
+    places = [text.index(part) for part in ("section</h2>", "why these", "one of them", "a.jpg is not there")]
+    assert places == sorted(places)
+
+
+def test_small_groups_stand_beside_each_other() -> None:
+    picture = Picture("a.jpg", None, "", "a.jpg")
+    text = gallery(*(PictureGroup([picture] * size) for size in (2, 3, 4)), PictureGroup([picture], picture))
+    assert re.findall(r'<div class="([a-z ]*group)"', text) == ["narrow group", "narrow group", "group", "query group"]

@@ -217,3 +217,20 @@ def test_the_page_fits_a_phone(page: Page, tmp_path: Path) -> None:
     assert page.run("document.documentElement.scrollWidth <= innerWidth")
     assert page.run("$('plot').getBoundingClientRect().height") > 300
     assert page.problems == []
+
+
+@pytest.mark.browser
+def test_the_legend_says_which_points_have_no_value(browser: Page, tmp_path: Path) -> None:
+    labels = [None if row % 3 else "a" for row in range(N)]
+    sprites = make_sprites(N, lambda row, _: Image.new("RGB", (60, 40)), budget=10**7)
+    page = render_map(Projection(points(), "t-SNE", 1.0), PATHS, [column_of("label", labels, PATHS)], sprites, title="")
+    (tmp_path / "map.html").write_text(page, encoding="utf-8")
+    browser.open(tmp_path / "map.html")
+    browser.run("ready")
+    without = labels.count(None)
+    assert browser.run("[...$('legend').children].map((each) => each.innerText.replace(/\\s+/g, ' '))") == [
+        f"no label {without}",
+        f"a {N - without}",
+    ]
+    browser.run("document.querySelector('#legend button').click()")
+    assert selected(browser) == [row for row, label in enumerate(labels) if label is None]
