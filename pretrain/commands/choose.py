@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from ..plan.choice import RecipeChoice
 
 MINUTES = 10.0
+FOLDER = Path("runs/choose")
 
 DESCRIPTION = """\
 Find out what to do with your images: use a trained network as it is, adapt it, distil it, or pretrain.
@@ -49,9 +50,7 @@ def add_options(parser: Parser) -> None:
     parser.add_argument("--no-pilots", action="store_true", help="try nothing: propose a recipe at once")
     parser.add_argument("--hours", type=float, metavar="H", help="hours that a run may take")
     parser.add_argument("--gpus", type=int, metavar="N", help="GPUs of this machine, 0 for the CPU (default: all)")
-    parser.add_argument(
-        "--out", type=Path, metavar="DIR", default=Path("runs/choose"), help="for the page (default: runs/choose)"
-    )
+    parser.add_argument("--out", type=Path, metavar="DIR", default=FOLDER, help="for the page (default: runs/choose)")
     add_range(parser)
     add_output(parser)
 
@@ -83,6 +82,8 @@ def run(options: argparse.Namespace) -> int:
     )
     if not options.no_pilots:
         return _experiment(options, images, choice, device, reporter)
+    if options.out != FOLDER:
+        reporter.note(f"--out {options.out}: no page is written, since --no-pilots tries nothing")
     if options.json:
         reporter.answer(json.dumps(choice.to_dict(), indent=2))
         return 0

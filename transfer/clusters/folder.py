@@ -90,6 +90,7 @@ class ClusterFiles:
             notes=notes,
         )
         shown["threshold"] = options.duplicates
+        shown["balanced"] = "method" not in result.settings  # k-means and HDBSCAN balance nothing
         return atlas.render_atlas(shown)
 
 

@@ -256,6 +256,7 @@ function masthead() {
     ["Effective number", number(of.effective_clusters)],
     ["Duplicate pairs", number(of.duplicate_pairs), `cosine above ${data.threshold}`],
   ];
+  if (data.balanced === false) shownFigures.splice(2, 1);
   if (data.top) {
     shownFigures.push(
       ["Purity", `${number(of.purity_percent, 1)} %`, `${number(of.purity_by_chance_percent, 1)} % by chance`],

@@ -153,6 +153,13 @@ def test_the_command_that_it_prints_is_one(images: Path, capsys: pytest.CaptureF
     assert "- 36 images, their shorter side 36 pixels (median)" in capsys.readouterr().out
 
 
+def test_a_folder_that_gets_no_page_is_named(images: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = tmp_path / "page"
+    assert main(["choose", "--no-pilots", "--data", str(images), "--gpus", "0", "--out", str(folder)]) == 0
+    assert f"--out {folder}: no page is written, since --no-pilots tries nothing" in capsys.readouterr().err
+    assert not folder.exists()
+
+
 @pytest.mark.parametrize("name", ["quickstart", "photos_small", "photos", "conv4_tiny"])
 def test_what_list_says_of_cost_is_what_plan_counts(name: str) -> None:
     assert about(name).gflop == pytest.approx(count(RECIPES[name]()).flops.image / 1e9, rel=0.01)
