@@ -14,7 +14,7 @@ import pytest
 import excb
 from excb.errors import UserError
 from excb.transfer.embeddings.table import files, vectors
-from excb.transfer.embeddings.table.vectors import ArrayRows
+from excb.transfer.embeddings.table.vectors import ArrayRows, CheckedRows
 
 VECTORS = np.random.default_rng(0).standard_normal((50, 4)).astype(np.float32)
 ODD = ["two\nlines.png", "=1+1.png", " a .png", "\u202egnp.png", "a\x01b", "'.png"]
@@ -130,6 +130,7 @@ def test_files_with_crc32_are_compared_as_before(tmp_path: Path) -> None:
 def test_any_rows_are_compared_and_copied(start: int, stop: int, tmp_path: Path) -> None:
     file = made().save(tmp_path / "a.safetensors")
     rows = excb.Embeddings.load(file).rows
+    assert isinstance(rows, CheckedRows)
     assert np.array_equal(rows.rows(start, stop), VECTORS[start:stop])
     assert rows.intact == set(range(start // 8, -(-min(stop, 50) // 8)))
 
