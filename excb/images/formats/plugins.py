@@ -100,6 +100,7 @@ def open_plain(source: Source) -> Image.Image:
     image = Image.open(source)
     tags = getattr(image, "tag_v2", {}) if image.format == "TIFF" else {}
     if math.prod(tags.get(side, 0) for side in _TILE_SIDES) > most_pixels():  # of a small image, too
+        image.close()
         raise Image.DecompressionBombError(f"its tiles have more than {most_pixels():,.0f} pixels")
     return image
 
