@@ -205,10 +205,10 @@ def check_contents(file: Path, archive: zipfile.ZipFile) -> None:
         ValueError: its pickle would take too much memory or time.
     """
     _check_sums(file, archive)
-    for name in archive.namelist():
-        if name.endswith("/data.pkl"):
-            with archive.open(name) as stream:
-                check_pickle(stream, archive.getinfo(name).file_size)
+    for entry in archive.infolist():  # of several with one name torch may read any, in capitals too
+        if entry.filename.lower().endswith("/data.pkl"):
+            with archive.open(entry) as stream:
+                check_pickle(stream, entry.file_size)
 
 
 def _check_archive(file: Path) -> None:

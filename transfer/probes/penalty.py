@@ -115,9 +115,8 @@ def choose_penalty(
             splits = [(everything[~held], features[held], targets[held]) for held in rule.hold_out(targets)]
         images = sum(len(answers) for _, _, answers in splits)
         for C in tried:
-            models = (fitted(train, C, draft=True) for train, _, _ in splits)
             figures = [
-                rule.judge(model.scores(of), answers) for model, (_, of, answers) in zip(models, splits, strict=True)
+                rule.judge(fitted(train, C, draft=True).scores(queries), answers) for train, queries, answers in splits
             ]
             sweep[C] = tuple(np.nan_to_num(np.mean(figures, 0), nan=-np.inf).tolist())
     best = max(tried, key=lambda C: sweep.get(C, ()))

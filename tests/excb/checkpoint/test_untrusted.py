@@ -401,3 +401,19 @@ def test_enormous_nesting(file: Path) -> None:
 def test_broken_pickles_are_refused_in_one_line(file: Path, pickled: bytes) -> None:
     file.write_bytes(archive_of(pickled))
     assert refused(file, allow=["argparse.Namespace"])
+
+
+@pytest.mark.filterwarnings("ignore:Duplicate name:UserWarning")
+@pytest.mark.parametrize("name", ["data.pkl", "DATA.PKL"])
+@pytest.mark.parametrize("first", [True, False])
+def test_every_pickle_of_one_name_is_looked_at(file: Path, name: str, first: bool) -> None:
+    torch.save({"a": torch.zeros(2)}, file)
+    with zipfile.ZipFile(file) as archive:
+        entries = [(each.filename, archive.read(each)) for each in archive.infolist()]
+    prefix = entries[0][0].split("/")[0]
+    sized = (f"{prefix}/{name}", b"\x80\x02cbuiltins\nbytearray\nJ\x08\0\0\0\x85R.")
+    with zipfile.ZipFile(file, "w") as archive:
+        for entry, data in [sized, *entries] if first else [*entries, sized]:
+            archive.writestr(entry, data)
+    with pytest.raises(UserError, match="it holds a bytearray"):
+        untrusted.read_untrusted(file)
