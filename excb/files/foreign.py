@@ -1,4 +1,4 @@
-"""The door for files and folders that others may have written: regular files, stated sizes, one kind of error for parsers.
+"""The door for files and folders that others may have written: regular files, stated sizes, one kind of error.
 
 Other modules open files here, or by a library whose errors `parsing` turns into ValueError. Errors of the file system
 stay OSErrors. `tests/test_doors.py` checks that nothing goes past it.
