@@ -1,18 +1,23 @@
-"""Parquet tables of any origin, read by a confined child, with pyarrow's errors as ValueErrors.
+"""Parquet tables of any origin: parsed here where headers bound what they take, else by a confined child.
 
-What a file states about its sizes bounds nothing: one page of a few bytes may be a million rows of a megabyte each.
+What a file states about its sizes bounds little: one page of a few bytes may be a million rows of a megabyte each.
+pyarrow's errors are ValueErrors.
 """
 
+import io
 from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 from typing import IO, Any
 
-from excb.errors import UserError
+from excb.errors import UserError, first_line
 from excb.files.confined import confined
-from excb.files.foreign import check_memory, open_file, parsing
+from excb.files.foreign import check_memory, memory_limit, open_file, parsing
+from excb.files.stated.pages import stated
+from excb.files.stated.thrift import UnknownError
 
 ROWS = 1024  # that are parsed at once: few enough for the cache
 _VALUE, _TIMES = 60, 10  # bytes of a value in Python, and how often `memory_limit` they may take, as of JSON
+_FACTS = 1000  # times their bytes that the facts at a file's end may take
 
 
 def require_pyarrow(advice: str = "") -> tuple[Any, Any]:
@@ -34,15 +39,88 @@ def read_parquet(file: Path, advice: str = "", but: Collection[str] = ()) -> Any
         UserError: see `require_pyarrow`.
     """
     pyarrow, _ = require_pyarrow(advice)
-    with open_file(file):  # which refuses special files
-        size = file.stat().st_size
+    with open_file(file) as stream:  # which refuses special files
+        size = stream.seek(0, io.SEEK_END)
+        with parsing():
+            try:
+                table = _read_here(stream, size, but)
+            except OSError as error:  # of pyarrow, for damage
+                raise ValueError(f"{type(error).__name__}: {first_line(error)}") from None
+    if table is not None:
+        return table
 
-    def table(stream: IO[bytes]) -> Any:
+    def received(stream: IO[bytes]) -> Any:
         with pyarrow.ipc.open_stream(stream) as batches:
             return pyarrow.Table.from_batches(_counted(batches, size), batches.schema)
 
     with parsing():
-        return confined(send_batches, str(file), *but, size=size, read=table)
+        return confined(send_batches, str(file), *but, size=size, read=received)
+
+
+def _read_here(stream: IO[bytes], size: int, but: Collection[str]) -> Any:
+    """The table, parsed in this process; None where its headers do not bound what that takes."""
+    pyarrow, parquet = require_pyarrow()
+    most = memory_limit()
+    try:
+        found = stated(stream, size, but, most / _FACTS)
+    except UnknownError:
+        return None
+    _check_rows(found.rows, len(found.columns))
+    with parquet.ParquetFile(stream, read_dictionary=found.texts, pre_buffer=False) as opened:
+        schema = _schema_of(opened, but)
+        memory = found.memory
+        for field in opened.schema_arrow:
+            if field.name in but:
+                continue
+            values = _values_a_row(field.type, pyarrow.types)
+            if values is None or (values and field.name not in found.columns):
+                return None
+            if values:  # a row without its list has room for it
+                column = found.columns[field.name]
+                memory += max(0, values * found.rows * column.width - column.memory)
+        if memory > most + size:
+            return None
+        read = opened.read(schema.names if but else None, use_threads=False)
+    texts, columns = -size, list[Any]()
+    for column, kind in zip(read.columns, schema.types, strict=True):
+        for chunk in column.chunks if pyarrow.types.is_dictionary(column.type) else ():
+            texts += _texts_of(chunk)
+            check_memory(texts)
+        columns.append(pyarrow.chunked_array([_filled(chunk, pyarrow.types) for chunk in column.chunks], kind))
+    return pyarrow.Table.from_arrays(columns, schema=schema)
+
+
+def _check_rows(rows: int, columns: int) -> None:
+    """Raise TooLargeError if the values of a table would fill the memory once they are Python's."""
+    check_memory(_VALUE * rows * columns / _TIMES)
+
+
+def _schema_of(opened: Any, but: Collection[str]) -> Any:
+    """The schema of a file but for some columns and all dictionaries, with the metadata at its end."""
+    pyarrow, _ = require_pyarrow()
+    schema, more = opened.schema_arrow, opened.metadata.metadata
+    columns = [(field.name, _dense(field.type, pyarrow.types)) for field in schema if field.name not in but]
+    return pyarrow.schema(columns, {**(schema.metadata or {}), **(more or {})})
+
+
+def _values_a_row(kind: Any, types: Any) -> int | None:
+    """How many values a row of a column has where that is fixed, 0 for any number; None for what is not read here."""
+    if types.is_fixed_size_list(kind):
+        return int(kind.list_size) if types.is_primitive(kind.value_type) else None
+    inner = kind.value_type if types.is_dictionary(kind) or types.is_list(kind) else kind
+    text = types.is_string(inner) or types.is_binary(inner)
+    return 0 if text or (types.is_primitive(inner) and not types.is_dictionary(kind)) else None
+
+
+def _texts_of(column: Any) -> int:
+    """Bytes of the texts that a column means, which has them in a dictionary. Raises IndexError for other places.
+
+    Arrow reads places beyond the dictionary without a word.
+    """
+    from pyarrow import compute
+
+    lengths = compute.binary_length(column.dictionary)
+    return int(compute.sum(lengths.take(column.indices)).as_py() or 0)
 
 
 def _counted(batches: Any, size: int) -> Iterator[Any]:
@@ -58,13 +136,10 @@ def send_batches(limit: Callable[[], None], stream: IO[bytes], file: str, *but: 
     pyarrow, parquet = require_pyarrow()
     limit()
     with parquet.ParquetFile(file, pre_buffer=False) as opened:
-        facts, fields = opened.metadata, [field for field in opened.schema_arrow if field.name not in but]
-        check_memory(_VALUE * facts.num_rows * len(fields) / _TIMES)
-        columns = [(field.name, _dense(field.type, pyarrow.types)) for field in fields]
-        schema = pyarrow.schema(columns, {**(opened.schema_arrow.metadata or {}), **(facts.metadata or {})})
-        names = [field.name for field in fields] if but else None
+        schema = _schema_of(opened, but)
+        _check_rows(opened.metadata.num_rows, len(schema))
         with pyarrow.ipc.new_stream(stream, schema) as batches:
-            for batch in opened.iter_batches(ROWS, columns=names, use_threads=False):
+            for batch in opened.iter_batches(ROWS, columns=schema.names if but else None, use_threads=False):
                 arrays = [_filled(column, pyarrow.types) for column in batch.columns]
                 batches.write_batch(pyarrow.RecordBatch.from_arrays(arrays, schema=schema))
 

@@ -5,9 +5,8 @@ and the hash of tuples that refer to each other twice takes twice as long with e
 """
 
 import pickletools
-import warnings
-from collections.abc import Iterator
-from typing import IO, Any, NamedTuple
+from mmap import mmap
+from typing import Any, NamedTuple
 
 from excb.files.foreign import check_memory
 
@@ -20,8 +19,12 @@ _BUILT |= dict.fromkeys(("EMPTY_LIST", "LIST", "REDUCE", "NEWOBJ", "NEWOBJ_EX", 
 _LEAST = 64
 _AT_ONCE = 256  # operations between looks at what is built
 _TUPLES = ("TUPLE", "TUPLE1", "TUPLE2", "TUPLE3", "FROZENSET", "DUP")
-_SIZED = " bytearray"  # of a number: as many bytes
-_MARK = -1
+_SIZED = b"bytearray"  # of a number: as many bytes
+
+# Kinds of operations, the frequent ones first. Most make a value of their argument.
+_VALUE, _PUT, _GET, _GLOBAL, _STOP, _OTHER = range(6)
+_KINDS = dict.fromkeys(("PUT", "BINPUT", "LONG_BINPUT", "MEMOIZE"), _PUT)
+_KINDS |= dict.fromkeys(("GET", "BINGET", "LONG_BINGET"), _GET) | {"GLOBAL": _GLOBAL, "STOP": _STOP}
 
 
 class _Step(NamedTuple):
@@ -32,87 +35,161 @@ class _Step(NamedTuple):
     made: int  # values
     mark: bool
     tupled: bool  # the value holds those that were taken, as a key does
-    built: int  # bytes
+    more: int  # bytes beside `_LEAST`; 0 for all but containers
 
 
 def _step(code: pickletools.OpcodeInfo) -> _Step:
     taken, marked = code.stack_before, pickletools.markobject in code.stack_before
     before = taken.index(pickletools.markobject) if marked else len(taken)
     mark = pickletools.markobject in code.stack_after
-    built = _BUILT.get(code.name, _LEAST)
-    return _Step(before, marked, len(code.stack_after) - mark, mark, code.name in _TUPLES, built)
+    more = _BUILT.get(code.name, _LEAST) - _LEAST
+    return _Step(before, marked, len(code.stack_after) - mark, mark, code.name in _TUPLES, more)
 
 
-_STEPS = {code.name: _step(code) for code in pickletools.opcodes}
-_GETS, _PUTS = {"GET", "BINGET", "LONG_BINGET"}, {"PUT", "BINPUT", "LONG_BINPUT", "MEMOIZE"}
+def _kind(code: pickletools.OpcodeInfo, step: _Step) -> int:
+    plain = step == _Step(0, marked=False, made=1, mark=False, tupled=False, more=0)
+    return _KINDS.get(code.name, _VALUE if plain else _OTHER)
 
 
-def check_pickle(stream: IO[bytes], size: int) -> None:
-    """Look at the pickle that begins here, and leave the stream at its end.
+def _length(code: pickletools.OpcodeInfo) -> int:
+    """Bytes of the argument, or what it begins with: less than 0 for lines, more than `_COUNTED` for a count."""
+    if code.arg is None:
+        return 0
+    if code.arg.n >= 0:
+        return code.arg.n
+    if code.arg.n == pickletools.UP_TO_NEWLINE:
+        return -2 if code.arg is pickletools.stringnl_noescape_pair else -1
+    return _COUNTED + _COUNTS[code.arg.n]
+
+
+_COUNTED = 16
+_COUNTS = {
+    pickletools.TAKEN_FROM_ARGUMENT1: 1,
+    pickletools.TAKEN_FROM_ARGUMENT4: 4,
+    pickletools.TAKEN_FROM_ARGUMENT4U: 4,
+    pickletools.TAKEN_FROM_ARGUMENT8U: 8,
+}
+_UNKNOWN = 10**9
+# By the byte of the operation.
+_STEPS: list[_Step | None] = [None] * 256
+_KIND_OF, _LENGTH_OF = [_UNKNOWN] * 256, [0] * 256
+for _code in pickletools.opcodes:
+    _STEPS[ord(_code.code)] = _step(_code)
+    _KIND_OF[ord(_code.code)] = _kind(_code, _step(_code))
+    _LENGTH_OF[ord(_code.code)] = _length(_code)
+
+
+def check_pickle(data: bytes | mmap, begin: int = 0, end: int | None = None) -> int:
+    """Look at the pickle that begins at a place, and return where it ends.
 
     Args:
-        stream: open.
-        size: bytes of the whole file.
+        data: of a file, or a part of it.
+        begin: where the pickle begins.
+        end: where what belongs to it ends.
 
     Raises:
         ValueError: it is damaged, or an unpickler would take too much memory or time.
     """
-    stack, memo = list[int](), dict[int, int]()  # numbers of the values in each value, in place of the value
-    built, containers, most = 0, 0, min(_REPEATS * size, _MOST_VALUES)
-    left = most
+    end = len(data) if end is None else end
     try:
-        for steps, (code, argument, _place) in enumerate(_operations(stream), 1):
-            name = code.name
-            step = _STEPS[name]
-            built += step.built
-            containers += name in _BUILT
-            if not steps % _AT_ONCE:
-                _check(built, steps, containers)
-            if name in _GETS:
-                stack.append(memo[int(argument)])
-            elif name in _PUTS:
-                memo[_place_of(argument, memo, size)] = stack[-1]
-            else:
-                inner = _apply(step, stack)
-                left -= 0 if step.tupled else inner  # a tuple is followed once it is a key or an argument
-                if left < 0 or inner > most:
-                    raise ValueError("its values repeat themselves")
-                if name == "GLOBAL" and str(argument).endswith(_SIZED):
-                    raise ValueError("it holds a bytearray")
+        return _Look(end - begin).follow(data, begin, end)
     except (LookupError, TypeError, OverflowError) as error:
         raise ValueError(f"{type(error).__name__}: {error}") from None
 
 
-def _operations(stream: IO[bytes]) -> Iterator[tuple[pickletools.OpcodeInfo, Any, Any]]:
-    """`genops` without Python's warnings of odd escapes in texts."""
-    with warnings.catch_warnings(action="ignore"):
-        yield from pickletools.genops(stream)
+class _Look:
+    """What an unpickler would hold, in numbers."""
 
+    def __init__(self, size: int) -> None:
+        self._size = size
+        self._stack, self._marks = list[int](), list[int]()  # numbers of the values in each value, in its place
+        self._containers, self._more = 0, 0
+        self._most = self._left = min(_REPEATS * size, _MOST_VALUES)
 
-def _check(built: int, steps: int, containers: int) -> None:
-    check_memory(built / _TIMES)
-    if steps > MOST_STEPS or containers > MOST_CONTAINERS:
-        raise ValueError(f"it has more than {MOST_STEPS:,} operations or {MOST_CONTAINERS:,} containers")
+    def follow(self, data: bytes | mmap, place: int, end: int) -> int:
+        """Look at all operations until the one that stops, and return the place after it."""
+        stack, memo, size = self._stack, dict[int, int](), self._size
+        kinds, lengths, steps = _KIND_OF, _LENGTH_OF, 0
+        while place < end:
+            code = data[place]
+            start = place + 1
+            length, kind = lengths[code], kinds[code]
+            place = start + length if 0 <= length < _COUNTED else _after(data, start, length, end)
+            steps += 1
+            if not steps % _AT_ONCE:
+                self._check(steps)
+            if kind == _VALUE:
+                stack.append(1)
+            elif kind == _PUT:
+                number = _number(data, start, place, length) if length else len(memo)
+                if number > size:  # the unpickler would make a list of so many
+                    raise ValueError(f"the place {number} of its memo")
+                memo[number] = stack[-1]
+            elif kind == _GET:
+                stack.append(memo[_number(data, start, place, length)])
+            elif kind == _OTHER:
+                step = _STEPS[code]
+                assert step is not None
+                self._apply(step)
+            elif kind == _GLOBAL:
+                if data[start:place].endswith(b"\n" + _SIZED + b"\n"):
+                    raise ValueError("it holds a bytearray")
+                stack.append(1)
+            elif kind == _STOP and place <= end:
+                self._check(steps)
+                stack.pop()
+                return place
+            else:
+                raise ValueError(f"no operation of pickles, {bytes([code])!r}")
+        raise ValueError("it ends before its last operation")
 
+    def _check(self, steps: int) -> None:
+        check_memory((_LEAST * steps + self._more) / _TIMES)
+        if steps > MOST_STEPS or self._containers > MOST_CONTAINERS:
+            raise ValueError(f"it has more than {MOST_STEPS:,} operations or {MOST_CONTAINERS:,} containers")
 
-def _place_of(argument: Any, memo: dict[int, int], size: int) -> int:
-    """The place in the memo that is written."""
-    place = len(memo) if argument is None else int(argument)
-    if place > size:  # the unpickler would make a list of so many
-        raise ValueError(f"the place {place} of its memo")
-    return place
-
-
-def _apply(step: _Step, stack: list[int]) -> int:
-    """Do to the stack what an operation does; the number of values in all that it takes."""
-    inner = 0
-    if step.marked:
-        while (each := stack.pop()) != _MARK:
-            inner += each
-    for _ in range(step.taken):
-        inner += stack.pop()
-    if step.mark:
-        stack.append(_MARK)
-    elif step.made:
+    def _apply(self, step: _Step) -> None:
+        """Do to the stack what an operation does."""
+        stack, marks = self._stack, self._marks
+        if step.mark:
+            marks.append(len(stack))
+            return
+        inner = 0
+        if step.marked:
+            first = marks.pop()
+            inner = sum(stack[first:])
+            del stack[first:]
+        if step.taken:
+            first = len(stack) - step.taken
+            if first < (marks[-1] if marks else 0):
+                if marks.pop() == len(stack) and not step.made:  # POP, which takes a mark too
+                    return
+                raise ValueError("an operation without its values")
+            inner += sum(stack[first:])
+            del stack[first:]
+        if step.more:
+            self._containers += 1
+            self._more += step.more
+        if not step.tupled:  # a tuple is followed once it is a key or an argument
+            self._left -= inner
+        if self._left < 0 or inner > self._most:
+            raise ValueError("its values repeat themselves")
         stack += [inner + 1 if step.tupled else 1] * step.made
-    return inner
+
+
+def _after(data: bytes | mmap, start: int, length: int, end: int) -> int:
+    """The place after an argument of lines, or of a counted number of bytes."""
+    if length > 0:
+        width = length - _COUNTED
+        return start + width + int.from_bytes(data[start : start + width], "little")
+    for _ in range(-length):
+        start = data.find(b"\n", start, end) + 1
+        if not start:
+            raise ValueError("a line without an end")
+    return start
+
+
+def _number(data: bytes | mmap, start: int, place: int, length: int) -> int:
+    """The place in the memo that an argument names."""
+    argument = data[start:place]
+    return int(argument) if length < 0 else int.from_bytes(argument, "little")

@@ -144,7 +144,7 @@ def read_pickle(file: Path) -> Any:
     except OSError as error:
         raise UserError(f"cannot read {file}: {error.strerror or error}") from None
     try:
-        check_pickle(io.BytesIO(packed), len(packed))
+        check_pickle(packed)
         _allowance.left = _TIMES * len(packed)
         contents = _Unpickler(io.BytesIO(packed), encoding="latin1").load()
         _check_repeats(contents, _TIMES * len(packed))
