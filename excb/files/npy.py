@@ -59,8 +59,7 @@ def _whole(stream: IO[bytes], entry: zipfile.ZipInfo) -> np.ndarray | None:
     stream.seek(entry.header_offset)
     stream.seek(place_of(entry, stream.read(HEAD_SIZE)))
     data = np.empty(entry.file_size, np.uint8)
-    with memoryview(data) as bytes_of_entry:
-        check_sum(entry, bytes_of_entry[: stream.readinto(bytes_of_entry)])  # type: ignore[attr-defined]
+    check_sum(entry, data.data[: stream.readinto(data.data)])  # type: ignore[attr-defined]
     header = io.BytesIO(data[:_LONGEST_HEADER].tobytes())
     if np.lib.format.read_magic(header) != (1, 0):
         return None

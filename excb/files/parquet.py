@@ -5,17 +5,18 @@ pyarrow's errors are ValueErrors.
 """
 
 import io
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from pathlib import Path
 from typing import IO, Any
 
 from excb.errors import UserError, first_line
 from excb.files.confined import confined
 from excb.files.foreign import check_memory, memory_limit, open_file, parsing
-from excb.files.stated.pages import stated
+from excb.files.stated.pages import Stated, stated
 from excb.files.stated.thrift import UnknownError
 
 ROWS = 1024  # that are parsed at once: few enough for the cache
+_LEAST_ROWS = 64  # that are parsed at once in this process: of fewer, each takes time
 _VALUE, _TIMES = 60, 10  # bytes of a value in Python, and how often `memory_limit` they may take, as of JSON
 _FACTS = 1000  # times their bytes that the facts at a file's end may take
 
@@ -65,29 +66,27 @@ def _read_here(stream: IO[bytes], size: int, but: Collection[str]) -> Any:
         found = stated(stream, size, but, most / _FACTS)
     except UnknownError:
         return None
-    _check_rows(found.rows, len(found.columns))
-    with parquet.ParquetFile(stream, read_dictionary=found.texts, pre_buffer=False) as opened:
-        schema = _schema_of(opened, but)
-        memory = found.memory
-        for field in opened.schema_arrow:
-            if field.name in but:
-                continue
-            values = _values_a_row(field.type, pyarrow.types)
-            if values is None or (values and field.name not in found.columns):
-                return None
-            if values:  # a row without its list has room for it
-                column = found.columns[field.name]
-                memory += max(0, values * found.rows * column.width - column.memory)
-        if memory > most + size:
+    _check_rows(found.rows, len(found.columns.keys() - {*but}))
+    rows = min(ROWS, most // max(1, found.longest))
+    with parquet.ParquetFile(stream, pre_buffer=False) as opened:
+        if rows < _LEAST_ROWS or not _fits(found, [f for f in opened.schema_arrow if f.name not in but], most + size):
             return None
-        read = opened.read(schema.names if but else None, use_threads=False)
-    texts, columns = -size, list[Any]()
-    for column, kind in zip(read.columns, schema.types, strict=True):
-        for chunk in column.chunks if pyarrow.types.is_dictionary(column.type) else ():
-            texts += _texts_of(chunk)
-            check_memory(texts)
-        columns.append(pyarrow.chunked_array([_filled(chunk, pyarrow.types) for chunk in column.chunks], kind))
-    return pyarrow.Table.from_arrays(columns, schema=schema)
+        schema = _schema_of(opened, but)
+        batches = _batches(opened, schema, rows, schema.names if but else None)
+        return pyarrow.Table.from_batches(_counted(batches, size), schema)
+
+
+def _fits(found: Stated, fields: list[Any], most: int) -> bool:
+    """Whether columns that state so much take no more than so many bytes, and are of kinds of which that is known."""
+    pyarrow, _ = require_pyarrow()
+    memory = found.memory
+    for field in fields:
+        values = _values_a_row(field.type, pyarrow.types)
+        if values is None or field.name not in found.columns:
+            return False
+        column = found.columns[field.name]  # a row without its list has room for it
+        memory += max(0, values * found.rows * column.width - column.memory)
+    return memory <= most
 
 
 def _check_rows(rows: int, columns: int) -> None:
@@ -112,18 +111,7 @@ def _values_a_row(kind: Any, types: Any) -> int | None:
     return 0 if text or (types.is_primitive(inner) and not types.is_dictionary(kind)) else None
 
 
-def _texts_of(column: Any) -> int:
-    """Bytes of the texts that a column means, which has them in a dictionary. Raises IndexError for other places.
-
-    Arrow reads places beyond the dictionary without a word.
-    """
-    from pyarrow import compute
-
-    lengths = compute.binary_length(column.dictionary)
-    return int(compute.sum(lengths.take(column.indices)).as_py() or 0)
-
-
-def _counted(batches: Any, size: int) -> Iterator[Any]:
+def _counted(batches: Iterable[Any], size: int) -> Iterator[Any]:
     taken = 0
     for batch in batches:
         taken += batch.nbytes
@@ -138,10 +126,17 @@ def send_batches(limit: Callable[[], None], stream: IO[bytes], file: str, *but: 
     with parquet.ParquetFile(file, pre_buffer=False) as opened:
         schema = _schema_of(opened, but)
         _check_rows(opened.metadata.num_rows, len(schema))
-        with pyarrow.ipc.new_stream(stream, schema) as batches:
-            for batch in opened.iter_batches(ROWS, columns=schema.names if but else None, use_threads=False):
-                arrays = [_filled(column, pyarrow.types) for column in batch.columns]
-                batches.write_batch(pyarrow.RecordBatch.from_arrays(arrays, schema=schema))
+        with pyarrow.ipc.new_stream(stream, schema) as written:
+            for batch in _batches(opened, schema, ROWS, schema.names if but else None):
+                written.write_batch(batch)
+
+
+def _batches(opened: Any, schema: Any, rows: int, names: list[str] | None) -> Iterator[Any]:
+    """So many rows of a file at a time, in columns without dictionaries."""
+    pyarrow, _ = require_pyarrow()
+    for batch in opened.iter_batches(rows, columns=names, use_threads=False):
+        arrays = [_filled(column, pyarrow.types) for column in batch.columns]
+        yield pyarrow.RecordBatch.from_arrays(arrays, schema=schema)
 
 
 def _dense(kind: Any, types: Any, *, nested: bool = False) -> Any:
@@ -161,7 +156,22 @@ def _dense(kind: Any, types: Any, *, nested: bool = False) -> Any:
 def _filled(column: Any, types: Any) -> Any:
     """A column without its dictionary, or of lists that are empty if they are of nothing."""
     if types.is_dictionary(column.type):
+        check_memory(_bytes_of(column, types))
         return column.dictionary_decode()
     if types.is_list(column.type) and types.is_null(column.type.value_type) and len(column.flatten()):
         raise ValueError("lists of nothing, which take no room in it")
     return column
+
+
+def _bytes_of(column: Any, types: Any) -> int:
+    """Bytes of what a column means that has it in a dictionary. Raises IndexError for places beyond it.
+
+    Arrow reads those without a word.
+    """
+    from pyarrow import compute
+
+    values = column.dictionary
+    text = types.is_string(values.type) or types.is_binary(values.type)
+    sizes = compute.binary_length(values) if text else values
+    taken = sizes.take(column.indices)
+    return int(compute.sum(taken).as_py() or 0) if text else taken.nbytes

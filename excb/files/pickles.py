@@ -5,8 +5,9 @@ and the hash of tuples that refer to each other twice takes twice as long with e
 """
 
 import pickletools
+import struct
 from mmap import mmap
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from excb.files.foreign import check_memory
 
@@ -19,12 +20,14 @@ _BUILT |= dict.fromkeys(("EMPTY_LIST", "LIST", "REDUCE", "NEWOBJ", "NEWOBJ_EX", 
 _LEAST = 64
 _AT_ONCE = 256  # operations between looks at what is built
 _TUPLES = ("TUPLE", "TUPLE1", "TUPLE2", "TUPLE3", "FROZENSET", "DUP")
-_SIZED = b"bytearray"  # of a number: as many bytes
+_SIZED = b"\nbytearray\n"  # of a number: as many bytes
+_COUNT = struct.Struct("<I")
+_OUTSIDE = "a place of its memo beyond its end"  # the unpickler would make a list of so many
 
 # Kinds of operations, the frequent ones first. Most make a value of their argument.
-_VALUE, _PUT, _GET, _GLOBAL, _STOP, _OTHER = range(6)
-_KINDS = dict.fromkeys(("PUT", "BINPUT", "LONG_BINPUT", "MEMOIZE"), _PUT)
-_KINDS |= dict.fromkeys(("GET", "BINGET", "LONG_BINGET"), _GET) | {"GLOBAL": _GLOBAL, "STOP": _STOP}
+_TEXT, _LONG_PUT, _SHORT_PUT, _SHORT_GET, _VALUE, _MARK, _OTHER, _GET, _PUT, _GLOBAL, _STOP = range(11)
+_KINDS = {"BINUNICODE": _TEXT, "LONG_BINPUT": _LONG_PUT, "BINPUT": _SHORT_PUT, "PUT": _PUT, "MEMOIZE": _PUT}
+_KINDS |= {"BINGET": _SHORT_GET, "LONG_BINGET": _GET, "GET": _GET, "MARK": _MARK, "GLOBAL": _GLOBAL, "STOP": _STOP}
 
 
 class _Step(NamedTuple):
@@ -33,7 +36,6 @@ class _Step(NamedTuple):
     taken: int  # values, those above a mark apart
     marked: bool  # takes those above the last mark as well, and the mark
     made: int  # values
-    mark: bool
     tupled: bool  # the value holds those that were taken, as a key does
     more: int  # bytes beside `_LEAST`; 0 for all but containers
 
@@ -41,18 +43,17 @@ class _Step(NamedTuple):
 def _step(code: pickletools.OpcodeInfo) -> _Step:
     taken, marked = code.stack_before, pickletools.markobject in code.stack_before
     before = taken.index(pickletools.markobject) if marked else len(taken)
-    mark = pickletools.markobject in code.stack_after
     more = _BUILT.get(code.name, _LEAST) - _LEAST
-    return _Step(before, marked, len(code.stack_after) - mark, mark, code.name in _TUPLES, more)
+    return _Step(before, marked, len(code.stack_after), code.name in _TUPLES, more)
 
 
 def _kind(code: pickletools.OpcodeInfo, step: _Step) -> int:
-    plain = step == _Step(0, marked=False, made=1, mark=False, tupled=False, more=0)
+    plain = step == _Step(0, marked=False, made=1, tupled=False, more=0)
     return _KINDS.get(code.name, _VALUE if plain else _OTHER)
 
 
 def _length(code: pickletools.OpcodeInfo) -> int:
-    """Bytes of the argument, or what it begins with: less than 0 for lines, more than `_COUNTED` for a count."""
+    """Bytes of the argument; less than 0 for so many lines, and `_COUNTED` and its bytes for a count before it."""
     if code.arg is None:
         return 0
     if code.arg.n >= 0:
@@ -69,9 +70,9 @@ _COUNTS = {
     pickletools.TAKEN_FROM_ARGUMENT4U: 4,
     pickletools.TAKEN_FROM_ARGUMENT8U: 8,
 }
-_UNKNOWN = 10**9
+_UNKNOWN = -1
 # By the byte of the operation.
-_STEPS: list[_Step | None] = [None] * 256
+_STEPS = dict[int, _Step]()
 _KIND_OF, _LENGTH_OF = [_UNKNOWN] * 256, [0] * 256
 for _code in pickletools.opcodes:
     _STEPS[ord(_code.code)] = _step(_code)
@@ -93,7 +94,7 @@ def check_pickle(data: bytes | mmap, begin: int = 0, end: int | None = None) -> 
     end = len(data) if end is None else end
     try:
         return _Look(end - begin).follow(data, begin, end)
-    except (LookupError, TypeError, OverflowError) as error:
+    except (LookupError, TypeError, OverflowError, struct.error) as error:
         raise ValueError(f"{type(error).__name__}: {error}") from None
 
 
@@ -106,41 +107,59 @@ class _Look:
         self._containers, self._more = 0, 0
         self._most = self._left = min(_REPEATS * size, _MOST_VALUES)
 
-    def follow(self, data: bytes | mmap, place: int, end: int) -> int:
+    # One loop: a pickle has ten thousands of operations, and calls would double the time of each.
+    def follow(self, data: bytes | mmap, place: int, end: int) -> int:  # noqa: C901, PLR0912, PLR0915
         """Look at all operations until the one that stops, and return the place after it."""
-        stack, memo, size = self._stack, dict[int, int](), self._size
-        kinds, lengths, steps = _KIND_OF, _LENGTH_OF, 0
+        stack, marks, memo, push = self._stack, self._marks, dict[int, int](), self._stack.append
+        kinds, lengths, unpack, at_once, size, steps = _KIND_OF, _LENGTH_OF, _COUNT.unpack_from, _AT_ONCE, self._size, 0
         while place < end:
             code = data[place]
             start = place + 1
-            length, kind = lengths[code], kinds[code]
-            place = start + length if 0 <= length < _COUNTED else _after(data, start, length, end)
             steps += 1
-            if not steps % _AT_ONCE:
+            if not steps % at_once:
                 self._check(steps)
-            if kind == _VALUE:
-                stack.append(1)
-            elif kind == _PUT:
-                number = _number(data, start, place, length) if length else len(memo)
-                if number > size:  # the unpickler would make a list of so many
-                    raise ValueError(f"the place {number} of its memo")
+            kind = kinds[code]
+            if kind == _TEXT:
+                push(1)
+                place += 5 + unpack(data, start)[0]
+            elif kind == _LONG_PUT:
+                number = unpack(data, start)[0]
+                if number > size:
+                    raise ValueError(_OUTSIDE)
                 memo[number] = stack[-1]
-            elif kind == _GET:
-                stack.append(memo[_number(data, start, place, length)])
-            elif kind == _OTHER:
-                step = _STEPS[code]
-                assert step is not None
-                self._apply(step)
-            elif kind == _GLOBAL:
-                if data[start:place].endswith(b"\n" + _SIZED + b"\n"):
-                    raise ValueError("it holds a bytearray")
-                stack.append(1)
-            elif kind == _STOP and place <= end:
-                self._check(steps)
-                stack.pop()
-                return place
+                place += 5
+            elif kind == _SHORT_PUT:
+                memo[data[start]] = stack[-1]
+                place += 2
+            elif kind == _SHORT_GET:
+                push(memo[data[start]])
+                place += 2
             else:
-                raise ValueError(f"no operation of pickles, {bytes([code])!r}")
+                length = lengths[code]
+                place = start + length if 0 <= length < _COUNTED else _after(data, start, length, end)
+                if kind == _VALUE:
+                    push(1)
+                elif kind == _MARK:
+                    marks.append(len(stack))
+                elif kind == _GET:
+                    push(memo[_number(data[start:place], length)])
+                elif kind == _OTHER:
+                    self._apply(_STEPS[code])
+                elif kind == _PUT:
+                    number = _number(data[start:place], length) if length else len(memo)
+                    if number > size:
+                        raise ValueError(_OUTSIDE)
+                    memo[number] = stack[-1]
+                elif kind == _GLOBAL:
+                    if data[start:place].endswith(_SIZED):
+                        raise ValueError("it holds a bytearray")
+                    push(1)
+                elif kind == _STOP:
+                    self._check(steps)
+                    stack.pop()
+                    return place
+                else:
+                    raise ValueError(f"no operation, {bytes([code])!r}")
         raise ValueError("it ends before its last operation")
 
     def _check(self, steps: int) -> None:
@@ -150,31 +169,28 @@ class _Look:
 
     def _apply(self, step: _Step) -> None:
         """Do to the stack what an operation does."""
-        stack, marks = self._stack, self._marks
-        if step.mark:
-            marks.append(len(stack))
-            return
-        inner = 0
-        if step.marked:
+        taken, marked, made, tupled, more = step
+        stack, marks, inner = self._stack, self._marks, 0
+        if marked:
             first = marks.pop()
             inner = sum(stack[first:])
             del stack[first:]
-        if step.taken:
-            first = len(stack) - step.taken
+        if taken:
+            first = len(stack) - taken
             if first < (marks[-1] if marks else 0):
-                if marks.pop() == len(stack) and not step.made:  # POP, which takes a mark too
+                if marks.pop() == len(stack) and not made:  # POP, which takes a mark too
                     return
                 raise ValueError("an operation without its values")
             inner += sum(stack[first:])
             del stack[first:]
-        if step.more:
+        if more:
             self._containers += 1
-            self._more += step.more
-        if not step.tupled:  # a tuple is followed once it is a key or an argument
+            self._more += more
+        if not tupled:  # a tuple is followed once it is a key or an argument
             self._left -= inner
         if self._left < 0 or inner > self._most:
             raise ValueError("its values repeat themselves")
-        stack += [inner + 1 if step.tupled else 1] * step.made
+        stack += [inner + 1 if tupled else 1] * made
 
 
 def _after(data: bytes | mmap, start: int, length: int, end: int) -> int:
@@ -189,7 +205,6 @@ def _after(data: bytes | mmap, start: int, length: int, end: int) -> int:
     return start
 
 
-def _number(data: bytes | mmap, start: int, place: int, length: int) -> int:
-    """The place in the memo that an argument names."""
-    argument = data[start:place]
+def _number(argument: bytes, length: int) -> int:
+    """A place in the memo, as an argument of so many bytes or of a line has it."""
     return int(argument) if length < 0 else int.from_bytes(argument, "little")

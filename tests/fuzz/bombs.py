@@ -40,8 +40,8 @@ from excb.sources.label_files import LabelTable
 from excb.transfer.coco.reading import open_coco
 from excb.transfer.instances.layouts.plain_pickle import read_pickle
 from excb.transfer.published.registry import claims
-from tests.excb.images.shard_files import member, tar
 from tests.excb.images.formats.test_known import write_dng
+from tests.excb.images.shard_files import member, tar
 from tests.fuzz import guard
 from tests.transfer.tiny_coco import write_coco
 

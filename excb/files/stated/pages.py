@@ -1,8 +1,8 @@
 """A Parquet file's facts and the headers of its pages, read before pyarrow: they bound what it becomes in memory.
 
 A page unpacks to no more bytes than its header states, and to no more values. Only a text that stands once in a
-dictionary and is meant by many values becomes more; so such columns are read as dictionaries. pyarrow's own view of
-these facts ends the process where some are damaged.
+dictionary and is meant by many values becomes more: each as long as the dictionary at most. pyarrow's own view of these
+facts ends the process where some are damaged.
 """
 
 from collections.abc import Collection, Iterator
@@ -13,7 +13,7 @@ from excb.files.stated.thrift import Compact, UnknownError, number_of, records_o
 MOST_PAGES = 10_000  # of a file: looking at each takes some microseconds
 LONGEST_HEADER = 8192  # bytes
 _MAGIC = b"PAR1"
-# By the number of a type: bytes of its values in memory, those of decimals and dates too, which may be twice the stored.
+# Bytes of a value in memory by the number of its type, also as a decimal or a date, which may be twice the stored.
 _WIDTHS = {0: 1, 1: 16, 2: 16, 3: 16, 4: 4, 5: 8, 6: 80, 7: 16}
 _TEXT, _FIXED = 6, 7  # types: of any length, and of one that the schema states
 _PLACES = 8  # bytes of a value's levels, of one column of one group of rows at a time
@@ -33,16 +33,16 @@ class Stated(NamedTuple):
     """What a file's facts and the headers of its pages state.
 
     Attributes:
-        memory: bytes that its columns become at most, read one after the other.
+        memory: bytes that its columns become at most, but for texts of dictionaries.
         rows: in all.
         columns: by their names.
-        texts: names of columns of texts that have a dictionary.
+        longest: bytes that the texts of dictionaries in one row may have.
     """
 
     memory: int
     rows: int
     columns: dict[str, Column]
-    texts: list[str]
+    longest: int
 
 
 class _Page(NamedTuple):
@@ -55,6 +55,11 @@ class _Leaf(NamedTuple):
     path: list[bytes]
     kind: int
     width: int
+
+    @property
+    def name(self) -> str:
+        """That of the column of the table."""
+        return self.path[0].decode(errors="replace")
 
 
 def stated(stream: IO[bytes], size: int, but: Collection[str], longest: float) -> Stated:
@@ -71,7 +76,8 @@ def stated(stream: IO[bytes], size: int, but: Collection[str], longest: float) -
     """
     facts = _facts(stream, size, longest)
     leaves = list(_leaves(records_of(facts, 2)))
-    columns, texts, rows, unpacked, largest, left = dict[str, Column](), set[str](), 0, 0, 0, MOST_PAGES
+    columns = {leaf.name: Column(0, leaf.width) for leaf in leaves}
+    texts, rows, unpacked, largest, left = dict[str, int](), 0, 0, 0, MOST_PAGES
     for group in records_of(facts, 4):
         rows += number_of(group, 3, _LARGEST)
         chunks = records_of(group, 1)
@@ -81,23 +87,32 @@ def stated(stream: IO[bytes], size: int, but: Collection[str], longest: float) -
             own = chunk.get(3)
             if not isinstance(own, dict) or own.get(3) != leaf.path or own.get(1) != leaf.kind or 1 in chunk:
                 raise UnknownError("another column than that of the schema")
-            name = leaf.path[0].decode(errors="replace")
-            if name in but:
+            if (name := leaf.name) in but:
                 continue
             pages = list(_pages(stream, own, left))
             left -= len(pages)
-            bytes_of, values = sum(page.unpacked for page in pages), sum(page.values for page in pages)
-            memory = values * leaf.width + (bytes_of if leaf.kind == _TEXT else 0)
-            columns[name] = Column(columns[name].memory + memory if name in columns else memory, leaf.width)
-            if leaf.kind == _TEXT and any(page.kind == _DICTIONARY for page in pages):
-                texts.add(name)
-                if len(leaf.path) > 1:
-                    raise UnknownError("texts in lists that have a dictionary")
-            unpacked += bytes_of
+            memory, longest = _of_chunk(pages, leaf)
+            columns[name] = Column(columns[name].memory + memory, max(columns[name].width, leaf.width))
+            texts[name] = max(longest, texts.get(name, 0))
+            unpacked += sum(page.unpacked for page in pages)
             most = max((page.unpacked for page in pages), default=0)
+            values = sum(page.values for page in pages)
             largest = max(largest, number_of(own, 7, _LARGEST) + most + values * _PLACES)
     whole = max(unpacked, sum(column.memory for column in columns.values()))
-    return Stated(whole + largest, rows, columns, sorted(texts))
+    return Stated(whole + largest, rows, columns, sum(texts.values()))
+
+
+def _of_chunk(pages: list[_Page], leaf: _Leaf) -> tuple[int, int]:
+    """Bytes of the values of a column's pages, but for texts of its dictionary, and the longest of those.
+
+    A row has any number of texts in a list, which count as the longest.
+    """
+    memory = sum(page.values for page in pages) * leaf.width
+    if leaf.kind != _TEXT:
+        return memory, 0
+    longest = max((page.unpacked for page in pages if page.kind == _DICTIONARY), default=0)
+    memory += sum(page.unpacked + (page.values * longest if len(leaf.path) > 1 else 0) for page in pages)
+    return memory, longest
 
 
 def _facts(stream: IO[bytes], size: int, longest: float) -> dict[int, Any]:

@@ -78,7 +78,11 @@ def test_arguments_are_as_long_as_pickletools_says(code: pickletools.OpcodeInfo)
         **dict.fromkeys(("bytes1", "string1", "unicodestring1", "long1"), b"\x03abc"),
         **dict.fromkeys(("bytes4", "string4", "unicodestring4", "long4"), b"\x03\0\0\0abc"),
         **dict.fromkeys(("bytes8", "bytearray8", "unicodestring8"), b"\x03" + bytes(7) + b"abc"),
-        **{"uint1": b"\1", "uint2": b"\1\0", "int4": b"\1\0\0\0", "uint4": b"\1\0\0\0", "uint8": bytes(8)},
+        "uint1": b"\1",
+        "uint2": b"\1\0",
+        "int4": b"\1\0\0\0",
+        "uint4": b"\1\0\0\0",
+        "uint8": bytes(8),
         "float8": bytes(8),
     }[name]
     packed = b"((N(NN" + b"NNNN" + code.code.encode("latin1") + made + b"N."
