@@ -245,6 +245,11 @@ def repeated_text(pyarrow: Any) -> dict[str, Any]:
     return {"path": pyarrow.DictionaryArray.from_arrays(rows, pyarrow.array(["x" * 1_000_000]))}
 
 
+def shorter_text(pyarrow: Any) -> dict[str, Any]:
+    """3,000 rows that are the same text, so short that some rows of it fit the limit."""
+    return {"path": pyarrow.array(["x" * 100_000] * (STATED // 100_000))}
+
+
 def long_texts(pyarrow: Any) -> dict[str, Any]:
     """300 rows of a megabyte that differ from the row before by nothing."""
     return {"path": pyarrow.array(["x" * 1_000_000] * (STATED // 1_000_000))}
@@ -406,6 +411,7 @@ BOMBS: dict[str, Bomb] = {
     "Parquet, zeros": Bomb(lambda: parquet(vectors, use_dictionary=False), read_parquet, cheap=True),
     "Parquet, a dictionary": Bomb(lambda: parquet(repeated_text), read_parquet, cheap=True),
     "Parquet, a dictionary unsaid": Bomb(lambda: parquet(repeated_text, store_schema=False), read_parquet, cheap=True),
+    "Parquet, texts read here": Bomb(lambda: parquet(shorter_text), read_parquet, cheap=True),
     "Parquet, texts of differences": Bomb(lambda: parquet(long_texts, **DIFFERENCES), read_parquet, cheap=True),
     "Parquet, lists of nothing": Bomb(lambda: parquet(empty_lists), read_parquet, cheap=True),
     "Parquet, a schema": Bomb(lambda: parquet(many_columns), read_parquet),

@@ -27,7 +27,7 @@ class Compact:
             while start := data[self.place]:
                 self.place += 1
                 number += start >> 4
-                if start < 16 or depth > _DEPTH:  # a number of its own: they may not ascend
+                if start < 16:  # a number of its own: they may not ascend
                     _unknown("a field without its number")
                 kind = start & 15
                 fields[number] = kind == _TRUE if kind in (_TRUE, _FALSE) else self._value(kind, depth)
@@ -38,7 +38,7 @@ class Compact:
 
     def _value(self, kind: int, depth: int) -> Any:
         self._left -= 1
-        if self._left < 0:
+        if self._left < 0 or depth > _DEPTH:
             _unknown("many values")
         if kind in _NUMBERS:
             value = self._count()
@@ -66,7 +66,7 @@ class Compact:
             _unknown("many values")
         if kind in (_TRUE, _FALSE):  # which take a byte each here
             kind = _BYTE
-        return [self._value(kind, depth) for _ in range(size)]
+        return [self._value(kind, depth + 1) for _ in range(size)]
 
     def _count(self) -> int:
         """A number of seven bits a byte."""
