@@ -134,9 +134,14 @@ def send_batches(limit: Callable[[], None], stream: IO[bytes], file: str, *but: 
 def _batches(opened: Any, schema: Any, rows: int, names: list[str] | None) -> Iterator[Any]:
     """So many rows of a file at a time, in columns without dictionaries."""
     pyarrow, _ = require_pyarrow()
+    types = pyarrow.types
+    of_nothing = any(types.is_list(kind) and types.is_null(kind.value_type) for kind in schema.types)
     for batch in opened.iter_batches(rows, columns=names, use_threads=False):
-        arrays = [_filled(column, pyarrow.types) for column in batch.columns]
-        yield pyarrow.RecordBatch.from_arrays(arrays, schema=schema)
+        if batch.schema.equals(schema) and not of_nothing:
+            yield batch
+        else:
+            arrays = [_filled(column, types) for column in batch.columns]
+            yield pyarrow.RecordBatch.from_arrays(arrays, schema=schema)
 
 
 def _dense(kind: Any, types: Any, *, nested: bool = False) -> Any:
