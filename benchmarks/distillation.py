@@ -24,11 +24,12 @@ from excb.pretrain.data.hub_stream import open_training
 from excb.pretrain.loop import run_training
 from excb.pretrain.overrides import apply, find_recipe
 from excb.pretrain.recipe import Recipe
-from excb.pretrain.study.studies import SIMCLR
+from excb.pretrain.study.studies import BYOL, SIMCLR
 
 PILOT, PILOT_SECONDS = 1000, 10.0  # seed of the runs that are timed, and how long the longer one takes
 MORE = 4  # its epochs at least: on a busy machine the difference of one and two may be next to nothing
 CONTRAST = ("method.contrast=2",)
+CLUSTERS = ("method.contrast=0",)
 JITTER = ("views.jitter=0.8", "views.grey=0.2")
 ALONE = "distil.features=0"
 # Recipe and values of every method; the network and the sizes are those of the command line for all.
@@ -37,6 +38,12 @@ METHODS: dict[str, tuple[str, tuple[str, ...]]] = {
     "excb-contrast": ("photos_small", CONTRAST),
     "simclr-jitter": ("photos_small", (*SIMCLR, *JITTER)),
     "excb-contrast-jitter": ("photos_small", (*CONTRAST, *JITTER)),
+    "excb-jitter": ("photos_small", (*CLUSTERS, *JITTER)),
+    "sinkhorn-jitter": ("photos_small", (*CLUSTERS, *JITTER, "method.balancing=sinkhorn")),
+    # As sharp as the others, as in `excb.pretrain.study.studies`.
+    "mira-jitter": ("photos_small", (*CLUSTERS, *JITTER, "method.balancing=mira", "method.teacher_temperature=0.12")),
+    "centering-jitter": ("photos_small", (*CLUSTERS, *JITTER, "method.balancing=centering")),
+    "byol-jitter": ("photos_small", (*BYOL, "method.contrast=0", *JITTER)),
     "features": ("distil", ()),
     "squared": ("distil", ("distil.distance=squared",)),
     "assignments": ("distil", (ALONE, "distil.assignments=1")),

@@ -142,7 +142,7 @@ def conv4_tiny() -> Recipe:
         method={"clusters": 256, "contrast": 0.0},
         views={"global_size": 32, "local_size": 16, "eval_resize": 32, "eval_crop": 32},
         optim={"epochs": 40, "batch": 64, "base_lr": 0.6},
-        monitor={"every_epochs": 40, "images": 10_000},
+        monitor={"every_epochs": 40, "images": 10_000, "share": MEASURED_SHARE},
         run={"keep": 1},
     )
 

@@ -11,16 +11,17 @@ from pathlib import Path, PurePosixPath
 import numpy as np
 from PIL import Image
 
-from excb.files.foreign import open_file
+from excb.files.foreign import open_file, read_bytes
 from excb.images import depth
 from excb.images.decoding import BrokenImageError, open_smaller
-from excb.images.digests import digests_of, files_of
+from excb.images.digests import digests_of, files_of, keep_digests
 from excb.images.image_set import CodedImages
-from excb.images.pixels import EIGHT_BIT, PixelsError
+from excb.images.pixels import EIGHT_BIT, PixelsError, Source
 from excb.images.shards import ShardImages
 
 MOST = 100_000  # images whose files are compared whatever their names; of more, listing and reading take minutes
 HEAD = 2**16  # bytes that are compared first
+MOST_AT_ONCE = 2**25  # bytes of a file that is read into memory
 
 # Near-copies: their small grey pictures correlate, and so do the differences of neighbouring pixels (dHash), which
 # pictures of other skies do not. Between grocery128's train and test photographs no pair passes; all of 100 copies pass
@@ -111,6 +112,24 @@ def _digest(images: CodedImages, index: int, count: int) -> bytes | None:
         return None
 
 
+def look_once(sets: Sequence[CodedImages]) -> None:
+    """Read each file once for what `equal_images` and `near_copies` ask of it, which then find it in the table."""
+    places = [(images, index) for images in sets for index in range(len(images))]
+
+    def look(number: int) -> Sequence[bytes | None]:
+        images, index = places[number]
+        source = images.source(index)
+        if not isinstance(source, str | Path):  # only files have digests
+            return None, None
+        try:
+            content = read_bytes(Path(source), MOST_AT_ONCE)
+        except OSError:  # of frames of a video, and large files, each digest is read alone
+            return None, None
+        return hashlib.sha256(content[:HEAD]).digest(), _small_of(io.BytesIO(content))
+
+    keep_digests((f"sha256 of {HEAD}", SMALL), [file for images in sets for file in _files(images)], look)
+
+
 def comparable(sets: Sequence[CodedImages]) -> bool:
     """Whether sets are small enough for `near_copies`: it decodes all of their images, about 0.4 ms each of 128 pixels.
 
@@ -173,7 +192,13 @@ def _small_pictures(images: CodedImages) -> tuple[np.ndarray, np.ndarray]:
 def _small(images: CodedImages, index: int) -> bytes | None:
     """An image's small grey picture as bytes; None of a broken image, which is reported where it is used."""
     try:
-        source = images.source(index)
+        return _small_of(images.source(index))
+    except BrokenImageError:
+        return None
+
+
+def _small_of(source: Source) -> bytes | None:
+    try:
         try:
             image: Image.Image = open_smaller(source, _shrink, EIGHT_BIT)[0]
         except PixelsError:  # more bits or other channels: no set's range is needed to see that two images are alike

@@ -46,9 +46,36 @@ def digests_of(kind: str, files: Sequence[Path | str | None], read: Reader, *, e
         found[number] = value
     new = {stamp: value for number in missing if (stamp := stamps[number]) and (value := found[number]) is not None}
     if new:
-        changed = {stamps[number] for number in missing if stamps[number] in new and _changed(files, stamps, number)}
+        changed = {stamp for number in missing if (stamp := stamps[number]) in new and _changed(files[number], stamp)}
         _keep(kind, {stamp: value for stamp, value in new.items() if stamp not in changed})
     return found
+
+
+def keep_digests(
+    kinds: Sequence[str], files: Sequence[Path | str | None], read: Callable[[int], Sequence[bytes | None]]
+) -> None:
+    """Fill the table with digests of several kinds: a file that lacks any of them is read once for all.
+
+    Args:
+        kinds: as `digests_of` takes them.
+        files: None is not a file, and left out.
+        read: the digests of the file of this number, one of each kind; those that are None are not kept.
+    """
+    before = time.time() - UNSETTLED
+    stamps = [None if file is None else settled_stamp(file, settled_before=before) for file in files]
+    known = [_recall(kind, {stamp for stamp in stamps if stamp}) for kind in kinds]
+    new: list[dict[str, bytes]] = [{} for _ in kinds]
+    for number, stamp in enumerate(stamps):
+        if stamp is None or all(stamp in digests for digests in known):
+            continue
+        found = read(number)
+        if not _changed(files[number], stamp):
+            for digests, value in zip(new, found, strict=True):
+                if value is not None:
+                    digests[stamp] = value
+    for kind, digests in zip(kinds, new, strict=True):
+        if digests:
+            _keep(kind, digests)
 
 
 def files_of(images: Any, numbers: Sequence[int]) -> list[Path | str | None]:
@@ -77,10 +104,9 @@ def settled_stamp(file: Path | str, *, settled_before: float) -> str | None:
     return f"{status.st_ino:x} {status.st_size:x} {status.st_mtime_ns:x} {status.st_ctime_ns:x} {status.st_dev:x}"
 
 
-def _changed(files: Sequence[Path | str | None], stamps: Sequence[str | None], number: int) -> bool:
-    file = files[number]
+def _changed(file: Path | str | None, stamp: str | None) -> bool:
     assert file is not None
-    return settled_stamp(file, settled_before=time.time()) != stamps[number]
+    return settled_stamp(file, settled_before=time.time()) != stamp
 
 
 def table_file() -> Path:

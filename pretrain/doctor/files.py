@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 
 from excb.console import Reporter, plural
-from excb.images.decoding import BrokenImageError, Source, open_image, stored_and_upright_size
+from excb.images.decoding import BrokenImageError, Source, open_smaller, stored_and_upright_size
 from excb.images.image_set import CodedImages, ImageSet
 from excb.images.pixels import pixels_of
 
@@ -25,17 +25,25 @@ def check_files(
 
     A run tolerates the share `max_share` of broken images; `side` is that of a view in pixels, where a recipe is given.
     """
-    shorter: list[int] = []
+    shorter, pixels = list[int](), pixels_of(images)
+
+    def header(source: Source) -> None:
+        shorter.append(min(stored_and_upright_size(source)[0]))
+
+    def decode(source: Source) -> None:
+        shorter.append(min(open_smaller(source, lambda _size: 1, pixels)[1]))
+
     # An image in a shard is always read as a whole, so its header is no cheaper than its pixels.
     indices = range(len(images)) if everything or isinstance(images, ImageSet) else _spread(range(len(images)), SAMPLE)
-    broken = _try_all(
-        images, indices, lambda source: shorter.append(min(stored_and_upright_size(source)[0])), "headers", reporter
-    )
+    sample = list(indices) if everything else _spread(indices, SAMPLE)
+    broken = _try_all(images, sorted(set(indices) - set(sample)), header, "headers", reporter)
+    damaged = _try_all(images, sample, decode, "decoding", reporter)
+    # Of what is not decoded, the header may be broken, or what follows it.
+    broken |= _try_all(images, sorted(damaged), header, "headers of what is broken", reporter) if damaged else {}
     findings = [_judge("headers", broken, len(indices), max_share, of=len(images))]
-    readable = sorted(set(range(len(images))) - broken.keys())
-    sample = readable if everything else _spread(readable, SAMPLE)
-    damaged = _try_all(images, sample, lambda source: open_image(source, pixels_of(images)), "decoding", reporter)
-    findings.append(_judge("pixels", damaged, len(sample), max_share, of=len(readable)))
+    damaged = {index: reason for index, reason in damaged.items() if index not in broken}
+    decoded = len(set(sample) - broken.keys())
+    findings.append(_judge("pixels", damaged, decoded, max_share, of=len(images) - len(broken)))
     if side is not None and shorter:
         findings.append(_sizes(shorter, side))
     return findings
@@ -53,6 +61,8 @@ def _try_all(
         except BrokenImageError as error:
             broken[index] = f"{images.paths[index]} ({error})"
 
+    if not indices:
+        return broken
     with ThreadPoolExecutor(READERS) as threads, reporter.progress(title, len(indices)) as bar:
         for start in range(0, len(indices), CHUNK):
             for _ in threads.map(attempt, indices[start : start + CHUNK]):

@@ -8,6 +8,7 @@ from excb.console import plural
 from excb.errors import UserError
 from excb.images import depth
 from excb.images.decoding import BrokenImageError
+from excb.images.digests import digests_of, files_of
 from excb.images.image_set import CodedImages
 from excb.images.survey import surveyed
 
@@ -39,12 +40,14 @@ def check_pixels(images: CodedImages, settings: DataSettings) -> list[Finding]:
 def check_profiles(images: CodedImages) -> Finding:
     """Count the embedded colour profiles among a sample: which are converted to sRGB, and which cannot be used."""
     some = np.unique(np.linspace(0, len(images) - 1, min(SAMPLE, len(images))).astype(int)).tolist()
-    counts = Counter[str]()
-    for index in some:
+
+    def look(turn: int) -> bytes | None:
         try:
-            counts[depth.profile(images.source(index))] += 1
+            return depth.profile(images.source(some[turn])).encode()
         except BrokenImageError:
-            continue
+            return None
+
+    counts = Counter(found.decode() for found in digests_of("profile 1", files_of(images, some), look) if found)
     parts = [
         f"{plural(counts[kind], 'image')} {words}"
         for kind, words in (("converted", "converted to sRGB"), ("ignored", "with a profile that cannot be used"))

@@ -38,9 +38,9 @@ COMMANDS: dict[str, Callable[[Path, Path], int]] = {
 }
 PICTURES = {"search": 2 * 13, "dense": 2 * 8 + 2}  # on a page or a picture, however many images there are
 READS = {"dense": 6}  # of each image: those of other commands, its pixels' kind, its size, and its mask
-# In each call: the doctor and `choose` look at a sample of images, members of a group are compared by their sizes, and
-# masks are no features.
-OPENS = {"doctor": 2, "choose": 1, "near-duplicates": 1, "dense": 2}
+# In each call the doctor decodes a sample of images, `choose` looks at one, members of a group are compared by their
+# sizes, and masks are no features.
+OPENS = {"doctor": 1, "choose": 1, "near-duplicates": 1, "dense": 2}
 
 
 def _on(command: str, data: Path) -> list[str]:
@@ -132,7 +132,7 @@ def test_counts_grow_with_the_files_and_no_faster(command: str, counts: Counts, 
     files, fixed = few + few // 2, PICTURES.get(command, 0)
     for kind, count in cold[0].items():
         assert cold[1][kind] <= 2 * count + 8, kind
-    assert cold[0]["opened"] <= READS.get(command, 3) * files + fixed  # copies, near-copies, and the network
+    assert cold[0]["opened"] <= READS.get(command, 2) * files + fixed  # copies and near-copies, and the network
     data = tmp_path / str(2 * few)
     warm = counts.of(lambda: run(data, tmp_path / "out"), data)
     assert warm["opened"] <= OPENS.get(command, 0) * 2 * files + fixed

@@ -55,6 +55,8 @@ def _copies(train: Images, test: Images) -> Ledger:
         return _unsearched(
             len(train) + len(test), f"images, more than the {copies.MOST:,} that are searched for copies"
         )
+    if near := copies.comparable((train, test)):
+        copies.look_once((train, test))
     again: dict[str, list[str]] = {"train": [], "test": []}
     between = dict[int, str]()
     for group in copies.equal_images((train, test)):
@@ -64,16 +66,16 @@ def _copies(train: Images, test: Images) -> Ledger:
         if group[0][0] == 0:  # its first image is one of train
             between |= {index: f"{test.paths[index]} = {train.paths[group[0][1]]}" for place, index in group if place}
     found = NOTHING
-    for name, pairs in again.items():
-        found += doubt("files that the set holds under another name too", pairs, "each counts again", of=name)
+    for name, same_bytes in again.items():
+        found += doubt("files that the set holds under another name too", same_bytes, "each counts again", of=name)
     same_files = [between[index] for index in sorted(between)]
     found += doubt(f"of {plural(len(test), 'image')} are among the train images too", same_files, OLD, of="test")
-    if not copies.comparable((train, test)):
+    if not near:
         most = f"images, more than the {copies.MOST_NEAR:,} (or 1 GiB) that are searched for near-copies"
         return found + _unsearched(len(train) + len(test), most)
     like = [(index, other) for index, other in copies.near_copies(train, test) if index not in between]
-    near = [f"{test.paths[index]} ~ {train.paths[other]}" for index, other in like]
-    return found + doubt(f"of {plural(len(test), 'image')} look like a train image", near, OLD, of="test")
+    pairs = [f"{test.paths[index]} ~ {train.paths[other]}" for index, other in like]
+    return found + doubt(f"of {plural(len(test), 'image')} look like a train image", pairs, OLD, of="test")
 
 
 def _unsearched(images: int, reason: str) -> Ledger:

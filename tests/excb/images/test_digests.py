@@ -41,6 +41,25 @@ def settled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("settled")
+def test_several_kinds_take_one_reading(tmp_path: Path) -> None:
+    files, other = Files(tmp_path / "a"), "contents, backwards"
+
+    def both(number: int) -> tuple[bytes | None, bytes | None]:
+        content = files._contents(number)
+        return content, None if content is None or number == 2 else content[::-1]
+
+    digests.keep_digests((KIND, other), [*files.paths[:1], None, files.paths[2]], both)
+    assert files.read == [0, 2]  # the second one is not a file
+    contents = [number.to_bytes(4, "big") for number in range(3)]
+    assert files.digests() == (contents, [1])
+    files.read.clear()
+    backwards = digests.digests_of(other, files.paths[:1], lambda _number: pytest.fail("it was read before"))
+    assert backwards == [contents[0][::-1]]
+    digests.keep_digests((KIND, other), files.paths, both)
+    assert files.read == [1, 2]  # which lack the other kind
+
+
+@pytest.mark.usefixtures("settled")
 def test_only_changed_files_are_read_again(tmp_path: Path) -> None:
     files = Files(tmp_path / "a")
     contents = [number.to_bytes(4, "big") for number in range(3)]
