@@ -15,7 +15,7 @@ from typing import IO
 import numpy as np
 
 from excb.files.foreign import check_memory, open_file, parsing, refuse_special
-from excb.files.stated.entries import HEAD_SIZE, check_sum, is_stored, place_of
+from excb.files.stated.entries import HEAD_SIZE, begin_of_data, check_sum, is_stored
 
 _LONGEST_HEADER = 2**16 + 10  # bytes, of version 1
 
@@ -57,7 +57,7 @@ def _whole(stream: IO[bytes], entry: zipfile.ZipInfo) -> np.ndarray | None:
     if not entry.filename.endswith(".npy") or not is_stored(entry):
         return None
     stream.seek(entry.header_offset)
-    stream.seek(place_of(entry, stream.read(HEAD_SIZE)))
+    stream.seek(begin_of_data(entry, stream.read(HEAD_SIZE)))
     data = np.empty(entry.file_size, np.uint8)
     check_sum(entry, data.data[: stream.readinto(data.data)])  # type: ignore[attr-defined]
     header = io.BytesIO(data[:_LONGEST_HEADER].tobytes())

@@ -12,7 +12,7 @@ from typing import IO, Any
 from excb.errors import UserError, first_line
 from excb.files.confined import confined
 from excb.files.foreign import check_memory, memory_limit, open_file, parsing
-from excb.files.stated.pages import Stated, stated
+from excb.files.stated.pages import Stated, sizes_of_pages
 from excb.files.stated.thrift import UnknownError
 
 ROWS = 1024  # that are parsed at once: few enough for the cache
@@ -63,7 +63,7 @@ def _read_here(stream: IO[bytes], size: int, but: Collection[str]) -> Any:
     pyarrow, parquet = require_pyarrow()
     most = memory_limit()
     try:
-        found = stated(stream, size, but, most / _FACTS)
+        found = sizes_of_pages(stream, size, but, most / _FACTS)
     except UnknownError:
         return None
     _check_rows(found.rows, len(found.columns.keys() - {*but}))
@@ -171,7 +171,7 @@ def _filled(column: Any, types: Any) -> Any:
 def _bytes_of(column: Any, types: Any) -> int:
     """Bytes of what a column means that has it in a dictionary. Raises IndexError for places beyond it.
 
-    Arrow reads those without a word.
+    Arrow itself does not look.
     """
     from pyarrow import compute
 

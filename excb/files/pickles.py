@@ -99,7 +99,7 @@ def check_pickle(data: bytes | mmap, begin: int = 0, end: int | None = None) -> 
 
 
 class _Look:
-    """What an unpickler would hold, in numbers."""
+    """The stack of an unpickler, with numbers in place of its values."""
 
     def __init__(self, size: int) -> None:
         self._size = size

@@ -18,7 +18,7 @@ def is_stored(entry: zipfile.ZipInfo) -> bool:
     return not entry.compress_type and not entry.flag_bits & 1 and entry.compress_size == entry.file_size
 
 
-def place_of(entry: zipfile.ZipInfo, head: bytes) -> int:
+def begin_of_data(entry: zipfile.ZipInfo, head: bytes) -> int:
     """Where the bytes of an entry begin, by the `HEAD_SIZE` bytes at its `header_offset`. Raises BadZipFile."""
     if len(head) < HEAD_SIZE:
         raise zipfile.BadZipFile(f"no header of {entry.filename}")
@@ -30,7 +30,7 @@ def place_of(entry: zipfile.ZipInfo, head: bytes) -> int:
 
 def check_stored(entry: zipfile.ZipInfo, mapped: mmap) -> int:
     """Where the bytes of an entry of a mapped file begin. Raises BadZipFile if their checksum is another."""
-    begin = place_of(entry, mapped[entry.header_offset : entry.header_offset + HEAD_SIZE])
+    begin = begin_of_data(entry, mapped[entry.header_offset : entry.header_offset + HEAD_SIZE])
     with memoryview(mapped) as whole, whole[begin : begin + entry.file_size] as data:
         check_sum(entry, data)
     return begin

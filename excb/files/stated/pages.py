@@ -22,7 +22,7 @@ _PLAIN, _CODES_1, _RLE, _CODES, _SPLIT = 0, 2, 3, 8, 9  # encodings: others have
 _LARGEST = 2**62
 
 
-class Column(NamedTuple):
+class ColumnValues(NamedTuple):
     """The values of a column: bytes that they take at most, and bytes of one."""
 
     memory: int
@@ -30,7 +30,7 @@ class Column(NamedTuple):
 
 
 class Stated(NamedTuple):
-    """What a file's facts and the headers of its pages state.
+    """The sizes that a file's facts and the headers of its pages state.
 
     Attributes:
         memory: bytes that its columns become at most, but for texts of dictionaries.
@@ -41,7 +41,7 @@ class Stated(NamedTuple):
 
     memory: int
     rows: int
-    columns: dict[str, Column]
+    columns: dict[str, ColumnValues]
     longest: int
 
 
@@ -62,7 +62,7 @@ class _Leaf(NamedTuple):
         return self.path[0].decode(errors="replace")
 
 
-def stated(stream: IO[bytes], size: int, but: Collection[str], longest: float) -> Stated:
+def sizes_of_pages(stream: IO[bytes], size: int, but: Collection[str], longest: float) -> Stated:
     """Look at a file's facts, and at the headers of the pages of all columns but some.
 
     Args:
@@ -76,7 +76,7 @@ def stated(stream: IO[bytes], size: int, but: Collection[str], longest: float) -
     """
     facts = _facts(stream, size, longest)
     leaves = list(_leaves(records_of(facts, 2)))
-    columns = {leaf.name: Column(0, leaf.width) for leaf in leaves}
+    columns = {leaf.name: ColumnValues(0, leaf.width) for leaf in leaves}
     texts, rows, unpacked, largest, left = dict[str, int](), 0, 0, 0, MOST_PAGES
     for group in records_of(facts, 4):
         rows += number_of(group, 3, _LARGEST)
@@ -92,7 +92,7 @@ def stated(stream: IO[bytes], size: int, but: Collection[str], longest: float) -
             pages = list(_pages(stream, own, left))
             left -= len(pages)
             memory, longest = _of_chunk(pages, leaf)
-            columns[name] = Column(columns[name].memory + memory, max(columns[name].width, leaf.width))
+            columns[name] = ColumnValues(columns[name].memory + memory, max(columns[name].width, leaf.width))
             texts[name] = max(longest, texts.get(name, 0))
             unpacked += sum(page.unpacked for page in pages)
             most = max((page.unpacked for page in pages), default=0)

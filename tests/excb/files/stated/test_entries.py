@@ -52,8 +52,8 @@ def test_a_head_that_is_none_is_found(tmp_path: Path) -> None:
     entry.header_offset = 10
     for head in (b"", b"PK\x03\x04", b"PK\x01\x02" + bytes(26)):
         with pytest.raises(zipfile.BadZipFile, match="no header of a"):
-            entries.place_of(entry, head)
-    assert entries.place_of(entry, b"PK\x03\x04" + bytes(22) + struct.pack("<HH", 3, 4)) == 47
+            entries.begin_of_data(entry, head)
+    assert entries.begin_of_data(entry, b"PK\x03\x04" + bytes(22) + struct.pack("<HH", 3, 4)) == 47
 
 
 def test_fewer_bytes_are_found() -> None:

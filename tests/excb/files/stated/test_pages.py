@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from excb.files.stated import pages
-from excb.files.stated.pages import Stated, stated
+from excb.files.stated.pages import Stated, sizes_of_pages
 from excb.files.stated.thrift import UnknownError
 
 pyarrow = pytest.importorskip("pyarrow")
@@ -49,7 +49,7 @@ def lists() -> dict[str, int]:
 
 
 def look(stream: io.BytesIO, but: tuple[str, ...] = ()) -> Stated:
-    return stated(stream, len(stream.getvalue()), but, 1e6)
+    return sizes_of_pages(stream, len(stream.getvalue()), but, 1e6)
 
 
 @pytest.mark.parametrize("way", WAYS, ids=str)
