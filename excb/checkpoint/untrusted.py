@@ -1,21 +1,21 @@
 """Checkpoint files of unknown origin, read without running any code in them."""
 
 import argparse
-import mmap
-import os
 import pickle
 import re
 import struct
 import warnings
 import zipfile
-import zlib
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
+from mmap import ACCESS_READ, mmap
 from pathlib import Path
 from typing import Any
 
 from excb.errors import UserError, first_line
 from excb.files.foreign import TooLargeError, open_file
 from excb.files.pickles import check_pickle
+from excb.files.stated.entries import check_stored
 from excb.files.tensors import read_tensors
 
 
@@ -72,7 +72,6 @@ _OTHER_PICKLE = (
     "could run code; convert it to PyTorch or safetensors where you trust it"
 )
 
-LOCAL = struct.Struct("<4s22xHH")  # of zip: what begins an entry, the lengths of its name and of more
 LEGACY = 5  # pickles of a file of torch before version 1.6
 SHARED = 16  # times that a file's tensors may take the memory that they share
 SMALL = 2**26  # bytes beside that
@@ -192,9 +191,16 @@ def _read_torch(file: Path, head: bytes, allow: set[str]) -> Any:
 
 def _check_pickles(file: Path) -> None:
     """Raise ValueError unless the pickles of a file of torch before version 1.6 may be read."""
-    with open_file(file) as stream:
+    with _mapped(file) as data:
+        place = 0
         for _ in range(LEGACY):
-            check_pickle(stream, os.fstat(stream.fileno()).st_size)
+            place = check_pickle(data, place)
+
+
+@contextmanager
+def _mapped(file: Path) -> Iterator[mmap]:
+    with open_file(file) as stream, mmap(stream.fileno(), 0, access=ACCESS_READ) as mapped:
+        yield mapped
 
 
 def check_contents(file: Path, archive: zipfile.ZipFile) -> None:
@@ -204,11 +210,11 @@ def check_contents(file: Path, archive: zipfile.ZipFile) -> None:
         BadZipFile: a checksum is another.
         ValueError: its pickle would take too much memory or time.
     """
-    _check_sums(file, archive)
-    for entry in archive.infolist():  # of several with one name torch may read any, in capitals too
-        if entry.filename.lower().endswith("/data.pkl"):
-            with archive.open(entry) as stream:
-                check_pickle(stream, entry.file_size)
+    with _mapped(file) as mapped:  # as torch will
+        for entry in archive.infolist():  # of several with one name torch may read any, in capitals too
+            begin = check_stored(entry, mapped)
+            if entry.filename.lower().endswith("/data.pkl"):
+                check_pickle(mapped, begin, begin + entry.file_size)
 
 
 def _check_archive(file: Path) -> None:
@@ -223,20 +229,6 @@ def _check_archive(file: Path) -> None:
         if odd := [e.filename for e in archive.infolist() if e.compress_type or e.flag_bits & 1 or e.is_dir()]:
             raise zipfile.BadZipFile(f"entry {odd[0]}")
         check_contents(file, archive)
-
-
-def _check_sums(file: Path, archive: zipfile.ZipFile) -> None:
-    """Raise BadZipFile if the checksum of an entry is another, as `testzip`; the file is mapped, as torch will."""
-    with open_file(file) as stream, mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as mapped:
-        for entry in archive.infolist():
-            begin = entry.header_offset + LOCAL.size
-            if len(head := mapped[entry.header_offset : begin]) < LOCAL.size:
-                raise zipfile.BadZipFile(f"no header of {entry.filename}")
-            signature, name, extra = LOCAL.unpack(head)
-            begin += name + extra
-            with memoryview(mapped) as whole, whole[begin : begin + entry.file_size] as data:
-                if signature != b"PK\x03\x04" or zlib.crc32(data) != entry.CRC:
-                    raise zipfile.BadZipFile(f"checksum of {entry.filename}")
 
 
 def _refusal(file: Path, message: str, *, zipped: bool) -> UserError:

@@ -84,7 +84,7 @@ def work(module: str, name: str, most: str, *words: str) -> NoReturn:
     try:
         with open(1, "wb", closefd=False) as stream:
             parser(partial(_limit, int(most)), stream, *words)
-    except MemoryError:
+    except (MemoryError, TooLargeError):
         code = _FULL
     except Exception as error:  # noqa: BLE001 - the parsers are others'
         os.write(said, f"{type(error).__name__}: {first_line(error)}\n".encode(errors="replace")[:_LONGEST])

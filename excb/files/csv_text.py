@@ -10,10 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from excb.errors import RefusedFileError
-from excb.files.foreign import TooLargeError, check_memory, parsing, read_text
+from excb.files.foreign import TooLargeError, check_memory, memory_limit, parsing, read_text
 
 _FORMULA = ("=", "+", "-", "@", "\t", "\r")  # beginnings of what a spreadsheet takes for a formula
 _BUILT_LINE, _BUILT_CELL = 250, 60  # bytes that a row, and a cell of it, take with what readers make of them
+_MOST_BUILT = 1 + _BUILT_LINE
 _TIMES = 10  # this many times `memory_limit` may be built, as of JSON
 
 
@@ -49,6 +50,8 @@ def read_listing(file: Path, encoding: str = "utf-8-sig", errors: str = "strict"
 
 def check_cells(text: str) -> None:
     """Raise TooLargeError if the lines and cells of a text would fill the memory."""
+    if len(text) * _MOST_BUILT <= _TIMES * memory_limit():  # then it fits, whatever it holds
+        return
     cells = max(map(text.count, ",;\t"))
     check_memory((len(text) + _BUILT_LINE * text.count("\n") + _BUILT_CELL * cells) / _TIMES)
 

@@ -7,13 +7,14 @@ from pathlib import Path
 from typing import Any
 
 from excb.files.atomic import read_again, write_text
-from excb.files.foreign import check_memory
+from excb.files.foreign import check_memory, memory_limit
 
 LEAST, MOST = -(2**63), 2**64 - 1  # whole numbers of 64 bits, signed and unsigned
 _DIGITS = 20  # of these; longer ones take time to parse
 _LARGE = 2**20  # characters; what fewer become is not worth a look
 # Bytes of the objects that a sign begins, in CPython: a list, a table, and an item with its place and a number.
 _BUILT = {"[": 88, "{": 248, ",": 40}
+_MOST_BUILT = 1 + max(_BUILT.values())  # for any character: what fits so needs no counting
 _HUGE = 2**29  # characters, of which equal numbers become one object: half the memory, a third more time
 _DISTINCT = 2**18  # numbers that are remembered, in 50 MB at most
 _TIMES = 10  # this many times `memory_limit` may be built: it is a bound, and most texts stay far below it
@@ -38,7 +39,7 @@ def parse(
     Raises:
         ValueError: it is not JSON, is nested too deeply, holds such a number, or would fill the memory.
     """
-    if len(text) > _LARGE and not large:
+    if len(text) > _LARGE and not large and len(text) * _MOST_BUILT > _TIMES * memory_limit():
         check_memory(_built(text) / _TIMES)
     hooks: dict[str, Any] = {"parse_int": _whole, "parse_float": _finite} if bounded else {}
     if len(text) > _HUGE and not bounded:

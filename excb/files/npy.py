@@ -1,6 +1,7 @@
 """NumPy's files of any origin: .npy mapped from the disk, and .npz, which unpack within the memory limit."""
 
 import io
+import math
 import struct
 import tokenize
 import warnings
@@ -14,6 +15,9 @@ from typing import IO
 import numpy as np
 
 from excb.files.foreign import check_memory, open_file, parsing, refuse_special
+from excb.files.stated.entries import HEAD_SIZE, begin_of_data, check_sum, is_stored
+
+_LONGEST_HEADER = 2**16 + 10  # bytes, of version 1
 
 # A header is parsed as a Python literal, and an .npz is a zip archive.
 DAMAGE = (
@@ -41,9 +45,30 @@ def read_npz(source: Path | bytes, but: Collection[str] = ()) -> dict[str, np.nd
         with zipfile.ZipFile(stream) as archive:
             check_memory(sum(entry.file_size for entry in archive.infolist() if entry.compress_type))
             check_memory(sum(entry.file_size for entry in archive.infolist()) - size)  # entries may overlap
+            whole = {name: _whole(stream, archive.getinfo(name)) for name in archive.namelist() if name[:-4] not in but}
         stream.seek(0)
         with np.load(stream, allow_pickle=False) as arrays:
-            return {name: arrays[name] for name in arrays.files if name not in but}
+            made = {name: whole.get(f"{name}.npy") for name in arrays.files if name not in but}
+            return {name: arrays[name] if array is None else array for name, array in made.items()}
+
+
+def _whole(stream: IO[bytes], entry: zipfile.ZipInfo) -> np.ndarray | None:
+    """The array of an entry that is stored, read at once; None for others, and for what NumPy refuses or warns of."""
+    if not entry.filename.endswith(".npy") or not is_stored(entry):
+        return None
+    stream.seek(entry.header_offset)
+    stream.seek(begin_of_data(entry, stream.read(HEAD_SIZE)))
+    data = np.empty(entry.file_size, np.uint8)
+    check_sum(entry, data.data[: stream.readinto(data.data)])  # type: ignore[attr-defined]
+    header = io.BytesIO(data[:_LONGEST_HEADER].tobytes())
+    if np.lib.format.read_magic(header) != (1, 0):
+        return None
+    shape, in_columns, kind = np.lib.format.read_array_header_1_0(header)
+    values = data[header.tell() :]
+    if kind.hasobject or not kind.itemsize or values.size != math.prod(shape) * kind.itemsize:
+        return None
+    array = values.view(kind)
+    return array.reshape(shape[::-1]).T if in_columns else array.reshape(shape)
 
 
 def read_npy(stream: IO[bytes]) -> np.ndarray:

@@ -5,9 +5,9 @@ and the hash of tuples that refer to each other twice takes twice as long with e
 """
 
 import pickletools
-import warnings
-from collections.abc import Iterator
-from typing import IO, Any, NamedTuple
+import struct
+from mmap import mmap
+from typing import NamedTuple
 
 from excb.files.foreign import check_memory
 
@@ -20,8 +20,14 @@ _BUILT |= dict.fromkeys(("EMPTY_LIST", "LIST", "REDUCE", "NEWOBJ", "NEWOBJ_EX", 
 _LEAST = 64
 _AT_ONCE = 256  # operations between looks at what is built
 _TUPLES = ("TUPLE", "TUPLE1", "TUPLE2", "TUPLE3", "FROZENSET", "DUP")
-_SIZED = " bytearray"  # of a number: as many bytes
-_MARK = -1
+_SIZED = b"\nbytearray\n"  # of a number: as many bytes
+_COUNT = struct.Struct("<I")
+_OUTSIDE = "a place of its memo beyond its end"  # the unpickler would make a list of so many
+
+# Kinds of operations, the frequent ones first. Most make a value of their argument.
+_TEXT, _LONG_PUT, _SHORT_PUT, _SHORT_GET, _VALUE, _MARK, _OTHER, _GET, _PUT, _GLOBAL, _STOP = range(11)
+_KINDS = {"BINUNICODE": _TEXT, "LONG_BINPUT": _LONG_PUT, "BINPUT": _SHORT_PUT, "PUT": _PUT, "MEMOIZE": _PUT}
+_KINDS |= {"BINGET": _SHORT_GET, "LONG_BINGET": _GET, "GET": _GET, "MARK": _MARK, "GLOBAL": _GLOBAL, "STOP": _STOP}
 
 
 class _Step(NamedTuple):
@@ -30,89 +36,175 @@ class _Step(NamedTuple):
     taken: int  # values, those above a mark apart
     marked: bool  # takes those above the last mark as well, and the mark
     made: int  # values
-    mark: bool
     tupled: bool  # the value holds those that were taken, as a key does
-    built: int  # bytes
+    more: int  # bytes beside `_LEAST`; 0 for all but containers
 
 
 def _step(code: pickletools.OpcodeInfo) -> _Step:
     taken, marked = code.stack_before, pickletools.markobject in code.stack_before
     before = taken.index(pickletools.markobject) if marked else len(taken)
-    mark = pickletools.markobject in code.stack_after
-    built = _BUILT.get(code.name, _LEAST)
-    return _Step(before, marked, len(code.stack_after) - mark, mark, code.name in _TUPLES, built)
+    more = _BUILT.get(code.name, _LEAST) - _LEAST
+    return _Step(before, marked, len(code.stack_after), code.name in _TUPLES, more)
 
 
-_STEPS = {code.name: _step(code) for code in pickletools.opcodes}
-_GETS, _PUTS = {"GET", "BINGET", "LONG_BINGET"}, {"PUT", "BINPUT", "LONG_BINPUT", "MEMOIZE"}
+def _kind(code: pickletools.OpcodeInfo, step: _Step) -> int:
+    plain = step == _Step(0, marked=False, made=1, tupled=False, more=0)
+    return _KINDS.get(code.name, _VALUE if plain else _OTHER)
 
 
-def check_pickle(stream: IO[bytes], size: int) -> None:
-    """Look at the pickle that begins here, and leave the stream at its end.
+def _length(code: pickletools.OpcodeInfo) -> int:
+    """Bytes of the argument; less than 0 for so many lines, and `_COUNTED` and its bytes for a count before it."""
+    if code.arg is None:
+        return 0
+    if code.arg.n >= 0:
+        return code.arg.n
+    if code.arg.n == pickletools.UP_TO_NEWLINE:
+        return -2 if code.arg is pickletools.stringnl_noescape_pair else -1
+    return _COUNTED + _COUNTS[code.arg.n]
+
+
+_COUNTED = 16
+_COUNTS = {
+    pickletools.TAKEN_FROM_ARGUMENT1: 1,
+    pickletools.TAKEN_FROM_ARGUMENT4: 4,
+    pickletools.TAKEN_FROM_ARGUMENT4U: 4,
+    pickletools.TAKEN_FROM_ARGUMENT8U: 8,
+}
+_UNKNOWN = -1
+# By the byte of the operation.
+_STEPS = dict[int, _Step]()
+_KIND_OF, _LENGTH_OF = [_UNKNOWN] * 256, [0] * 256
+for _code in pickletools.opcodes:
+    _STEPS[ord(_code.code)] = _step(_code)
+    _KIND_OF[ord(_code.code)] = _kind(_code, _step(_code))
+    _LENGTH_OF[ord(_code.code)] = _length(_code)
+
+
+def check_pickle(data: bytes | mmap, begin: int = 0, end: int | None = None) -> int:
+    """Look at the pickle that begins at a place, and return where it ends.
 
     Args:
-        stream: open.
-        size: bytes of the whole file.
+        data: of a file, or a part of it.
+        begin: where the pickle begins.
+        end: where what belongs to it ends.
 
     Raises:
         ValueError: it is damaged, or an unpickler would take too much memory or time.
     """
-    stack, memo = list[int](), dict[int, int]()  # numbers of the values in each value, in place of the value
-    built, containers, most = 0, 0, min(_REPEATS * size, _MOST_VALUES)
-    left = most
+    end = len(data) if end is None else end
     try:
-        for steps, (code, argument, _place) in enumerate(_operations(stream), 1):
-            name = code.name
-            step = _STEPS[name]
-            built += step.built
-            containers += name in _BUILT
-            if not steps % _AT_ONCE:
-                _check(built, steps, containers)
-            if name in _GETS:
-                stack.append(memo[int(argument)])
-            elif name in _PUTS:
-                memo[_place_of(argument, memo, size)] = stack[-1]
-            else:
-                inner = _apply(step, stack)
-                left -= 0 if step.tupled else inner  # a tuple is followed once it is a key or an argument
-                if left < 0 or inner > most:
-                    raise ValueError("its values repeat themselves")
-                if name == "GLOBAL" and str(argument).endswith(_SIZED):
-                    raise ValueError("it holds a bytearray")
-    except (LookupError, TypeError, OverflowError) as error:
+        return _Look(end - begin).follow(data, begin, end)
+    except (LookupError, TypeError, OverflowError, struct.error) as error:
         raise ValueError(f"{type(error).__name__}: {error}") from None
 
 
-def _operations(stream: IO[bytes]) -> Iterator[tuple[pickletools.OpcodeInfo, Any, Any]]:
-    """`genops` without Python's warnings of odd escapes in texts."""
-    with warnings.catch_warnings(action="ignore"):
-        yield from pickletools.genops(stream)
+class _Look:
+    """The stack of an unpickler, with numbers in place of its values."""
+
+    def __init__(self, size: int) -> None:
+        self._size = size
+        self._stack, self._marks = list[int](), list[int]()  # numbers of the values in each value, in its place
+        self._containers, self._more = 0, 0
+        self._most = self._left = min(_REPEATS * size, _MOST_VALUES)
+
+    # One loop: a pickle has ten thousands of operations, and calls would double the time of each.
+    def follow(self, data: bytes | mmap, place: int, end: int) -> int:  # noqa: C901, PLR0912, PLR0915
+        """Look at all operations until the one that stops, and return the place after it."""
+        stack, marks, memo, push = self._stack, self._marks, dict[int, int](), self._stack.append
+        kinds, lengths, unpack, at_once, size, steps = _KIND_OF, _LENGTH_OF, _COUNT.unpack_from, _AT_ONCE, self._size, 0
+        while place < end:
+            code = data[place]
+            start = place + 1
+            steps += 1
+            if not steps % at_once:
+                self._check(steps)
+            kind = kinds[code]
+            if kind == _TEXT:
+                push(1)
+                place += 5 + unpack(data, start)[0]
+            elif kind == _LONG_PUT:
+                number = unpack(data, start)[0]
+                if number > size:
+                    raise ValueError(_OUTSIDE)
+                memo[number] = stack[-1]
+                place += 5
+            elif kind == _SHORT_PUT:
+                memo[data[start]] = stack[-1]
+                place += 2
+            elif kind == _SHORT_GET:
+                push(memo[data[start]])
+                place += 2
+            else:
+                length = lengths[code]
+                place = start + length if 0 <= length < _COUNTED else _after(data, start, length, end)
+                if kind == _VALUE:
+                    push(1)
+                elif kind == _MARK:
+                    marks.append(len(stack))
+                elif kind == _GET:
+                    push(memo[_number(data[start:place], length)])
+                elif kind == _OTHER:
+                    self._apply(_STEPS[code])
+                elif kind == _PUT:
+                    number = _number(data[start:place], length) if length else len(memo)
+                    if number > size:
+                        raise ValueError(_OUTSIDE)
+                    memo[number] = stack[-1]
+                elif kind == _GLOBAL:
+                    if data[start:place].endswith(_SIZED):
+                        raise ValueError("it holds a bytearray")
+                    push(1)
+                elif kind == _STOP:
+                    self._check(steps)
+                    stack.pop()
+                    return place
+                else:
+                    raise ValueError(f"no operation, {bytes([code])!r}")
+        raise ValueError("it ends before its last operation")
+
+    def _check(self, steps: int) -> None:
+        check_memory((_LEAST * steps + self._more) / _TIMES)
+        if steps > MOST_STEPS or self._containers > MOST_CONTAINERS:
+            raise ValueError(f"it has more than {MOST_STEPS:,} operations or {MOST_CONTAINERS:,} containers")
+
+    def _apply(self, step: _Step) -> None:
+        """Do to the stack what an operation does."""
+        taken, marked, made, tupled, more = step
+        stack, marks, inner = self._stack, self._marks, 0
+        if marked:
+            first = marks.pop()
+            inner = sum(stack[first:])
+            del stack[first:]
+        if taken:
+            first = len(stack) - taken
+            if first < (marks[-1] if marks else 0):
+                if marks.pop() == len(stack) and not made:  # POP, which takes a mark too
+                    return
+                raise ValueError("an operation without its values")
+            inner += sum(stack[first:])
+            del stack[first:]
+        if more:
+            self._containers += 1
+            self._more += more
+        if not tupled:  # a tuple is followed once it is a key or an argument
+            self._left -= inner
+        if self._left < 0 or inner > self._most:
+            raise ValueError("its values repeat themselves")
+        stack += [inner + 1 if tupled else 1] * made
 
 
-def _check(built: int, steps: int, containers: int) -> None:
-    check_memory(built / _TIMES)
-    if steps > MOST_STEPS or containers > MOST_CONTAINERS:
-        raise ValueError(f"it has more than {MOST_STEPS:,} operations or {MOST_CONTAINERS:,} containers")
+def _after(data: bytes | mmap, start: int, length: int, end: int) -> int:
+    """The place after an argument of lines, or of a counted number of bytes."""
+    if length > 0:
+        width = length - _COUNTED
+        return start + width + int.from_bytes(data[start : start + width], "little")
+    for _ in range(-length):
+        start = data.find(b"\n", start, end) + 1
+        if not start:
+            raise ValueError("a line without an end")
+    return start
 
 
-def _place_of(argument: Any, memo: dict[int, int], size: int) -> int:
-    """The place in the memo that is written."""
-    place = len(memo) if argument is None else int(argument)
-    if place > size:  # the unpickler would make a list of so many
-        raise ValueError(f"the place {place} of its memo")
-    return place
-
-
-def _apply(step: _Step, stack: list[int]) -> int:
-    """Do to the stack what an operation does; the number of values in all that it takes."""
-    inner = 0
-    if step.marked:
-        while (each := stack.pop()) != _MARK:
-            inner += each
-    for _ in range(step.taken):
-        inner += stack.pop()
-    if step.mark:
-        stack.append(_MARK)
-    elif step.made:
-        stack += [inner + 1 if step.tupled else 1] * step.made
-    return inner
+def _number(argument: bytes, length: int) -> int:
+    """A place in the memo, as an argument of so many bytes or of a line has it."""
+    return int(argument) if length < 0 else int.from_bytes(argument, "little")

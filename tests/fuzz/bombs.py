@@ -34,11 +34,13 @@ from excb.files.foreign import VARIABLE, read_bytes
 from excb.files.parquet import read_parquet
 from excb.images import digests
 from excb.images.decoding import BrokenImageError, open_image
+from excb.images.formats.plugins import JXL, RAW
 from excb.images.tars.table import read_table
 from excb.sources.label_files import LabelTable
 from excb.transfer.coco.reading import open_coco
 from excb.transfer.instances.layouts.plain_pickle import read_pickle
 from excb.transfer.published.registry import claims
+from tests.excb.images.formats.test_known import write_dng
 from tests.excb.images.shard_files import member, tar
 from tests.fuzz import guard
 from tests.transfer.tiny_coco import write_coco
@@ -104,6 +106,9 @@ def picture(kind: str, side: int, **options: Any) -> bytes:
     """A black square in one of Pillow's formats."""
     if kind == "HEIF":
         pytest.importorskip("pillow_heif").register_heif_opener()
+    if kind == "JXL":
+        pytest.importorskip(JXL.module)
+        JXL.register()
     stream = io.BytesIO()
     Image.new("RGB", (side, side)).save(stream, kind, **options)
     return stream.getvalue()
@@ -176,6 +181,14 @@ def fits() -> bytes:
     return header(first) + extension + struct.pack(">II", 1, 0) + gzip.compress(bytes(STATED), 9)
 
 
+def camera_file(side: int) -> bytes:
+    """A camera's mosaic of zeros."""
+    pytest.importorskip(RAW.module)
+    stream = io.BytesIO()
+    write_dng(pytest.importorskip("tifffile"), stream, np.zeros((side, side), np.uint16))
+    return stream.getvalue()
+
+
 # ---------------------------------------------------------------------------------------------------------------------
 # Arrays, tables and archives
 # ---------------------------------------------------------------------------------------------------------------------
@@ -230,6 +243,26 @@ def repeated_text(pyarrow: Any) -> dict[str, Any]:
     """300 rows that are the same text of a megabyte."""
     rows = pyarrow.array(np.zeros(STATED // 1_000_000, np.int32))
     return {"path": pyarrow.DictionaryArray.from_arrays(rows, pyarrow.array(["x" * 1_000_000]))}
+
+
+def shorter_text(pyarrow: Any) -> dict[str, Any]:
+    """3,000 rows that are the same text, so short that some rows of it fit the limit."""
+    return {"path": pyarrow.array(["x" * 100_000] * (STATED // 100_000))}
+
+
+def long_texts(pyarrow: Any) -> dict[str, Any]:
+    """300 rows of a megabyte that differ from the row before by nothing."""
+    return {"path": pyarrow.array(["x" * 1_000_000] * (STATED // 1_000_000))}
+
+
+def empty_lists(pyarrow: Any) -> dict[str, Any]:
+    """Rows without a list, of which each would be of as many numbers."""
+    return {"vector": pyarrow.array([None] * 750, pyarrow.list_(pyarrow.float32(), STATED // 750 // 4))}
+
+
+def many_columns(pyarrow: Any) -> dict[str, Any]:
+    """Columns of no rows."""
+    return {f"{number:x}": pyarrow.array([], pyarrow.int8()) for number in range(5_000)}
 
 
 def safetensors() -> bytes:
@@ -356,6 +389,7 @@ def vectors(pyarrow: Any) -> dict[str, Any]:
     return {"path": pyarrow.array(np.zeros(STATED // 8))}
 
 
+DIFFERENCES: dict[str, Any] = {"use_dictionary": False, "column_encoding": {"path": "DELTA_BYTE_ARRAY"}}
 NEWLINES = b"path,label\n" + b"\n" * 3_000_000
 BOMBS: dict[str, Bomb] = {
     "bytes": Bomb(lambda: bytes(20_000_000), read_bytes, cheap=True),
@@ -377,6 +411,10 @@ BOMBS: dict[str, Bomb] = {
     "Parquet, zeros": Bomb(lambda: parquet(vectors, use_dictionary=False), read_parquet, cheap=True),
     "Parquet, a dictionary": Bomb(lambda: parquet(repeated_text), read_parquet, cheap=True),
     "Parquet, a dictionary unsaid": Bomb(lambda: parquet(repeated_text, store_schema=False), read_parquet, cheap=True),
+    "Parquet, texts read here": Bomb(lambda: parquet(shorter_text), read_parquet, cheap=True),
+    "Parquet, texts of differences": Bomb(lambda: parquet(long_texts, **DIFFERENCES), read_parquet, cheap=True),
+    "Parquet, lists of nothing": Bomb(lambda: parquet(empty_lists), read_parquet, cheap=True),
+    "Parquet, a schema": Bomb(lambda: parquet(many_columns), read_parquet),
     "safetensors, forged": Bomb(safetensors, tensors.read_tensors, cheap=True, suffix=".safetensors"),
     "safetensors, names": Bomb(safetensors_of_names, tensors.read_tensors, suffix=".safetensors"),
     "checkpoint, a repeated number": Bomb(torch_archive, read_untrusted, cheap=True),
@@ -413,6 +451,10 @@ BOMBS: dict[str, Bomb] = {
     "AVIF, within": Bomb(lambda: picture("AVIF", 1_500, speed=10), open_image, refused=False),
     "HEIC": Bomb(lambda: picture("HEIF", 3_000), open_image),
     "HEIC, within": Bomb(lambda: picture("HEIF", 1_500), open_image, refused=False),
+    "JPEG XL": Bomb(lambda: picture("JXL", 3_000), open_image),
+    "JPEG XL, within": Bomb(lambda: picture("JXL", 1_500), open_image, refused=False),
+    "camera file": Bomb(lambda: camera_file(3_000), open_image, suffix=".dng"),
+    "camera file, within": Bomb(lambda: camera_file(1_200), open_image, refused=False, suffix=".dng"),
     "FITS, a gzip": Bomb(fits, open_image, refused=False),
     "GIF": Bomb(lambda: picture("GIF", 5_000), open_image),
     "BMP, forged": Bomb(lambda: picture("BMP", 1).replace(ONE, struct.pack("<II", 50_000, 50_000), 1), open_image),

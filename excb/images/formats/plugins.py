@@ -94,19 +94,20 @@ def _registered(extra: Extra) -> bool:
 
 
 def open_plain(source: Source) -> Image.Image:
-    """`Image.open`, whose limit of pixels follows EXCB_MEMORY_LIMIT where that is set: 4 bytes a pixel."""
-    if foreign.VARIABLE in os.environ:
-        Image.MAX_IMAGE_PIXELS = foreign.memory_limit() // 8  # Pillow refuses images of twice as many
+    """`Image.open`, whose limit of pixels is that of `most_pixels`."""
+    most = most_pixels()
     image = Image.open(source)
     tags = getattr(image, "tag_v2", {}) if image.format == "TIFF" else {}
-    if math.prod(tags.get(side, 0) for side in _TILE_SIDES) > most_pixels():  # of a small image, too
+    if math.prod(tags.get(side, 0) for side in _TILE_SIDES) > most:  # of a small image, too
         image.close()
-        raise Image.DecompressionBombError(f"its tiles have more than {most_pixels():,.0f} pixels")
+        raise Image.DecompressionBombError(f"its tiles have more than {most:,.0f} pixels")
     return image
 
 
 def most_pixels() -> float:
-    """Pixels of the largest image that can be opened."""
+    """Pixels of the largest image that can be opened: as Pillow has it, or by EXCB_MEMORY_LIMIT, 4 bytes a pixel."""
+    if foreign.VARIABLE in os.environ:
+        Image.MAX_IMAGE_PIXELS = foreign.memory_limit() // 8  # Pillow refuses images of twice as many
     return 2 * (Image.MAX_IMAGE_PIXELS or math.inf)
 
 

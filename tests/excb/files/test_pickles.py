@@ -2,6 +2,8 @@
 
 import io
 import pickle
+import pickletools
+import warnings
 from collections import OrderedDict
 from typing import Any
 
@@ -26,15 +28,86 @@ plain = st.recursive(
 
 def checked(packed: bytes) -> bytes:
     """The bytes that are left after the first pickle."""
-    stream = io.BytesIO(packed)
-    check_pickle(stream, len(packed))
-    return stream.read()
+    return packed[check_pickle(packed) :]
 
 
 @given(plain, st.integers(0, pickle.HIGHEST_PROTOCOL))
 def test_plain_values_pass(value: Any, protocol: int) -> None:
     packed = pickle.dumps([value, value, (value, value)], protocol)
     assert checked(packed + b"more") == b"more"
+
+
+class _Plain(pickle.Unpickler):
+    """Python's own reader, of plain values alone."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        raise pickle.UnpicklingError(f"{module}.{name}")
+
+    def persistent_load(self, _number: Any) -> None:
+        return None
+
+
+@given(plain, st.integers(0, pickle.HIGHEST_PROTOCOL), st.data())
+def test_what_passes_with_other_bytes_ends_where_python_ends(value: Any, protocol: int, data: Any) -> None:
+    packed = bytearray(pickle.dumps([value, (value, value)], protocol))
+    for _ in range(3):
+        place = data.draw(st.integers(0, len(packed) - 1))
+        packed[place] = data.draw(st.integers(0, 255))
+    more = b".more."
+    try:
+        left = checked(bytes(packed) + more)
+    except ValueError:
+        return
+    stream = io.BytesIO(bytes(packed) + more)
+    try:
+        with warnings.catch_warnings(action="ignore"):
+            _Plain(stream).load()
+    except Exception:  # noqa: BLE001 - it refuses arguments that are only passed over here
+        return
+    assert stream.read() == left
+
+
+@pytest.mark.parametrize("code", pickletools.opcodes, ids=lambda code: code.name)
+def test_arguments_are_as_long_as_pickletools_says(code: pickletools.OpcodeInfo) -> None:
+    text, name = b"'a'", code.arg.name if code.arg else ""
+    made = {
+        "": b"",
+        "stringnl_noescape_pair": b"module\nname\n",
+        **dict.fromkeys(("decimalnl_short", "decimalnl_long", "floatnl"), b"12\n"),
+        **dict.fromkeys(("stringnl", "stringnl_noescape", "unicodestringnl"), text + b"\n"),
+        **dict.fromkeys(("bytes1", "string1", "unicodestring1", "long1"), b"\x03abc"),
+        **dict.fromkeys(("bytes4", "string4", "unicodestring4", "long4"), b"\x03\0\0\0abc"),
+        **dict.fromkeys(("bytes8", "bytearray8", "unicodestring8"), b"\x03" + bytes(7) + b"abc"),
+        "uint1": b"\1",
+        "uint2": b"\1\0",
+        "int4": b"\1\0\0\0",
+        "uint4": b"\1\0\0\0",
+        "uint8": bytes(8),
+        "float8": bytes(8),
+    }[name]
+    packed = b"((N(NN" + b"NNNN" + code.code.encode("latin1") + made + b"N."
+    steps = [place for _, _, place in pickletools.genops(packed)]
+    stepped = list[int]()
+    place = 0
+    while place < len(packed):
+        stepped.append(place)
+        length = pickles._LENGTH_OF[packed[place]]
+        plain = 0 <= length < pickles._COUNTED
+        place = place + 1 + length if plain else pickles._after(packed, place + 1, length, len(packed))
+        if packed[stepped[-1]] == ord("."):
+            break
+    assert stepped == steps
+
+
+def test_a_mark_is_taken_as_python_takes_it() -> None:
+    itself: list[Any] = []
+    itself.append((itself, 1))  # protocol 0 pops what it has pushed, and the mark
+    for protocol in range(pickle.HIGHEST_PROTOCOL + 1):
+        assert checked(pickle.dumps(itself, protocol)) == b""
+    for packed in (b"(N(\x85.", b"N(\x86.", b"(a.", b"(Na.", b"(0N0."):
+        with pytest.raises(ValueError, match=r"\w"):
+            checked(packed)
+    assert checked(b"(0N.") == b""
 
 
 @pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))

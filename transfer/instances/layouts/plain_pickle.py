@@ -144,7 +144,7 @@ def read_pickle(file: Path) -> Any:
     except OSError as error:
         raise UserError(f"cannot read {file}: {error.strerror or error}") from None
     try:
-        check_pickle(io.BytesIO(packed), len(packed))
+        check_pickle(packed)
         _allowance.left = _TIMES * len(packed)
         contents = _Unpickler(io.BytesIO(packed), encoding="latin1").load()
         _check_repeats(contents, _TIMES * len(packed))
@@ -173,7 +173,8 @@ def _check_repeats(contents: Any, most: int) -> None:
             waiting.pop()
             continue
         inner = _values_in(waiting[-1])
-        containers = [item for item in inner if isinstance(item, _CONTAINERS)]
+        plain = _CONTAINERS.isdisjoint(map(type, inner))  # most have thousands of texts or numbers
+        containers = [] if plain else [item for item in inner if type(item) in _CONTAINERS]
         if number in entered:
             waiting.pop()
             entered.remove(number)
@@ -187,7 +188,7 @@ def _check_repeats(contents: Any, most: int) -> None:
         waiting += [item for item in containers if id(item) not in sizes]
 
 
-_CONTAINERS = (dict, list, tuple, set, frozenset, _Array)
+_CONTAINERS = frozenset((dict, list, tuple, set, frozenset, _Array, _BufferedArray, _Scalar))
 
 
 def _values_in(value: Any) -> Collection[Any]:

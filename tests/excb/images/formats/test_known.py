@@ -3,6 +3,7 @@
 import io
 from importlib.util import find_spec
 from pathlib import Path
+from typing import IO
 
 import numpy as np
 import pytest
@@ -111,7 +112,7 @@ def test_a_camera_file_is_developed_alike_whatever_its_own_maximum(tmp_path: Pat
         open_image(tmp_path / "broken.dng")
 
 
-def write_dng(tifffile: object, file: Path, mosaic: np.ndarray) -> None:
+def write_dng(tifffile: object, file: Path | IO[bytes], mosaic: np.ndarray) -> None:
     """A minimal camera file: one mosaic of red, green, green, blue in 12 bits."""
     matrix = [(1, 1) if number % 4 == 0 else (0, 1) for number in range(9)]
     tags = [
