@@ -5,8 +5,10 @@ from contextlib import contextmanager
 from typing import Any, TypeVar
 
 import torch
+from torch import nn
 
-from excb.distributed.collectives import gather_numbers
+from excb.distributed.collectives import all_succeed, gather_numbers
+from excb.networks.backbone import Uninitialised, bf16_pays_on_cpus, strides_over_one_pixel
 
 from .recipe import EfficiencySettings, Recipe
 
@@ -15,9 +17,10 @@ BF16_CAPABILITY = (8, 0)  # the first of NVIDIA's GPUs that compute in bf16 (Amp
 
 
 def resolved(recipe: Recipe, device: torch.device, *, begun: str | None = None) -> Recipe:
-    """The recipe with a precision in place of `auto`: bf16 on GPUs that compute in it, else fp32.
+    """The recipe with a precision in place of `auto`: bf16 where the device computes in it and is faster so, else fp32.
 
-    All ranks call it, and get the same: bf16 only where each of them has such a GPU.
+    GPUs that compute in bf16 always are. CPUs that do are for networks of dense convolutions (`bf16_pays_on_cpus`).
+    All ranks call it, and get the same: bf16 only where it is each rank's choice.
 
     Args:
         recipe: of the run.
@@ -25,13 +28,37 @@ def resolved(recipe: Recipe, device: torch.device, *, begun: str | None = None) 
         begun: precision of the same run so far, maybe on another machine, which it keeps; None for a new run.
 
     Raises:
-        UserError: the loss backend that the recipe names does not take this precision.
+        UserError: the loss backend that the recipe names does not take this precision, or there is no such backbone.
     """
     if recipe.efficiency.precision != "auto":
         return recipe
-    capable = device.type == "cuda" and torch.cuda.get_device_capability(device) >= BF16_CAPABILITY
-    everywhere = bool(gather_numbers([capable]).all())
+    if device.type == "cuda":
+        faster = torch.cuda.get_device_capability(device) >= BF16_CAPABILITY
+    else:
+        faster = all_succeed(lambda: device.type == "cpu" and cpu_computes_in_bf16() and _faster_on_cpu(recipe))
+    everywhere = bool(gather_numbers([faster]).all())
     return recipe.change(efficiency={"precision": begun or ("bf16" if everywhere else "fp32")})
+
+
+def cpu_computes_in_bf16() -> bool:
+    """Whether this CPU has instructions for products of bfloat16 (AVX-512 or AMX); Arm's were not measured."""
+    capabilities = torch.cpu.get_capabilities()
+    return bool(capabilities.get("avx512_bf16") or capabilities.get("amx_bf16"))
+
+
+def _faster_on_cpu(recipe: Recipe) -> bool:
+    views = recipe.views
+    # One image computed takes milliseconds. On the meta device torch would import sympy, which takes seconds.
+    with Uninitialised():  # type: ignore[no-untyped-call, unused-ignore]
+        backbone = recipe.model.architecture.build()
+    return not view_of_one_pixel(backbone, recipe) and bf16_pays_on_cpus(backbone, views.global_size)
+
+
+def view_of_one_pixel(backbone: nn.Module, recipe: Recipe) -> int | None:
+    """The size of views in which a strided convolution sees one pixel, of which CPUs compute wrong numbers in bf16."""
+    views = recipe.views
+    sizes = {views.global_size} | ({views.local_size} if views.local_views else set())
+    return next((size for size in sorted(sizes) if strides_over_one_pixel(backbone, size)), None)
 
 
 @contextmanager

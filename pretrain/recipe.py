@@ -389,7 +389,8 @@ class EfficiencySettings:
     precision: Literal["fp32", "bf16", "fp16", "fp64", "auto"] = option(
         "fp32",
         "of forward and backward passes; similarities stay fp32, fp16 scales its loss, fp64 is for exact comparisons; "
-        "auto: bf16 on GPUs of compute capability 8.0 or newer, else fp32, chosen when a run starts",
+        "auto, chosen when a run starts: bf16 on GPUs of compute capability 8.0 or newer, and on CPUs that have it for "
+        "networks that are faster in it, else fp32",
         paper="not stated (authors' code: fp16)",
         source="ours",
     )

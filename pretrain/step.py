@@ -20,7 +20,6 @@ from excb.errors import UserError, require
 from excb.method import Clustered, Distilled, ExCB, Step
 from excb.networks.activation_checkpointing import recompute_blocks
 from excb.networks.architecture import RGB
-from excb.networks.backbone import strides_over_one_pixel
 from excb.networks.depth import depths, layer_count
 from excb.networks.lora import add_lora
 
@@ -39,7 +38,7 @@ from .optim import (
     restore_optimizer,
     set_schedules,
 )
-from .precision import gpu_products, resolved
+from .precision import gpu_products, resolved, view_of_one_pixel
 from .recipe import Recipe
 
 AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
@@ -178,14 +177,13 @@ def trainer_for(
 
 
 def _refuse_one_pixel(model: ExCB, recipe: Recipe) -> None:
-    views = recipe.views
-    for size in {views.global_size} | ({views.local_size} if views.local_views else set()):
-        require(
-            not strides_over_one_pixel(model.teacher.backbone, size),
-            f"efficiency.precision=bf16 gives wrong numbers on CPUs where a strided convolution sees one pixel, as in "
-            f"{recipe.model.backbone} with views of {size} pixels (a fault of torch's oneDNN): choose larger views, or "
-            "set efficiency.precision=fp32",
-        )
+    size = view_of_one_pixel(model.teacher.backbone, recipe)
+    require(
+        size is None,
+        f"efficiency.precision=bf16 gives wrong numbers on CPUs where a strided convolution sees one pixel, as in "
+        f"{recipe.model.backbone} with views of {size} pixels (a fault of torch's oneDNN): choose larger views, or set "
+        "efficiency.precision=auto",
+    )
 
 
 class Trainer:

@@ -3,6 +3,7 @@
 import hashlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -13,6 +14,7 @@ from excb.errors import UserError, first_line
 
 # What networks raise for options and images that they do not accept.
 REFUSALS = (ArithmeticError, AssertionError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
+BF16_PAYS = 10_000_000  # multiply-adds of an image in convolutions, below which bfloat16 is not faster
 # Operations in place, by which initialisations draw values and change what they drew.
 _DRAWN = frozenset({"uniform_", "normal_", "erfinv_", "mul_", "add_", "clamp_", "fill_", "zero_"})
 
@@ -100,26 +102,69 @@ def uncompiled(module: nn.Module) -> AbstractContextManager[None]:
     return stance
 
 
+@dataclass(frozen=True)
+class LayerPass:
+    """A convolution or linear layer that an image passed."""
+
+    layer: nn.Conv2d | nn.Linear
+    side: int  # the shorter one of the map that it sees, in pixels; 1 for a linear layer
+    multiply_adds: int
+
+    @property
+    def one_pixel(self) -> bool:
+        """Whether it is a strided convolution larger than 1 x 1, and sees a map of one pixel."""
+        layer = self.layer
+        return isinstance(layer, nn.Conv2d) and self.side == 1 and max(layer.kernel_size) > 1 and max(layer.stride) > 1
+
+    @property
+    def depthwise(self) -> bool:
+        """Whether it is a convolution of each channel alone."""
+        return isinstance(self.layer, nn.Conv2d) and self.layer.groups == self.layer.in_channels > 1
+
+
 @torch.no_grad()
+def layer_passes(backbone: nn.Module, size: int) -> list[LayerPass]:
+    """All convolutions and linear layers that a square image of this size (pixels) passes, in order."""
+    passes = list[LayerPass]()
+
+    def look(layer: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+        assert isinstance(layer, nn.Conv2d | nn.Linear)
+        side = min(inputs[0].shape[-2:]) if isinstance(layer, nn.Conv2d) else 1
+        passes.append(LayerPass(layer, side, output.numel() // layer.weight.shape[0] * layer.weight.numel()))
+
+    layers = [layer for layer in backbone.modules() if isinstance(layer, nn.Conv2d | nn.Linear)]
+    hooks = [layer.register_forward_hook(look) for layer in layers]
+    device = next(backbone.parameters()).device
+    try:
+        with evaluating(backbone):
+            backbone(torch.zeros(1, image_channels(backbone), size, size, device=device))
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return passes
+
+
 def strides_over_one_pixel(backbone: nn.Module, size: int) -> bool:
     """Whether a strided convolution larger than 1 x 1 sees a map of one pixel in images of this size (pixels).
 
     oneDNN's bfloat16 kernel for that, on CPUs, reads memory that nobody wrote (torch 2.15: NaN in most runs).
     """
-    seen, channels = list[bool](), image_channels(backbone)
+    return any(each.one_pixel for each in layer_passes(backbone, size))
 
-    def look(layer: nn.Module, inputs: tuple[Tensor, ...]) -> None:
-        assert isinstance(layer, nn.Conv2d)
-        seen.append(min(inputs[0].shape[-2:]) == 1 and max(layer.kernel_size) > 1 and max(layer.stride) > 1)
 
-    hooks = [layer.register_forward_pre_hook(look) for layer in backbone.modules() if isinstance(layer, nn.Conv2d)]
-    try:
-        with evaluating(backbone):
-            backbone(torch.zeros(1, channels, size, size))
-    finally:
-        for hook in hooks:
-            hook.remove()
-    return any(seen)
+def bf16_pays_on_cpus(backbone: nn.Module, size: int) -> bool:
+    """Whether a CPU that computes in bfloat16 trains this network faster in it, with images of this size (pixels).
+
+    So it was measured for networks of dense convolutions (`benchmarks/cpu_precision.py`). Depthwise ones are slower in
+    oneDNN's bfloat16, small networks equally fast. Some transformers were faster; their accuracy was not compared.
+    """
+    passes = layer_passes(backbone, size)
+    convolutions = sum(each.multiply_adds for each in passes if isinstance(each.layer, nn.Conv2d))
+    return (
+        convolutions >= BF16_PAYS
+        and convolutions > sum(each.multiply_adds for each in passes) / 2
+        and not any(each.depthwise for each in passes)
+    )
 
 
 def check_resolution(backbone: nn.Module, sizes: Iterable[int]) -> None:

@@ -50,11 +50,33 @@ def test_auto_is_bf16_from_ampere_on(
 ) -> None:
     capability(value)
     assert resolved(AUTO, CUDA).efficiency.precision == wanted
-    assert resolved(AUTO, CPU).efficiency.precision == "fp32"
     for named in ("fp32", "bf16", "fp16", "fp64"):
         chosen = AUTO.change(efficiency={"precision": named})
         assert resolved(chosen, CUDA) is chosen
         assert resolved(AUTO, CUDA, begun=named).efficiency.precision == named
+
+
+@pytest.mark.parametrize(
+    ("recipe", "values", "wanted"),
+    [
+        ("photos_small", [], "bf16"),
+        ("rn18_small", [], "bf16"),
+        ("conv4_tiny", [], "fp32"),  # as fast
+        ("rn10_tiny", [], "fp32"),  # views of which torch computes wrong numbers
+        ("rn18_small", ["model.backbone=timm:mobilenetv2_100"], "fp32"),  # slower: depthwise
+    ],
+)
+def test_auto_is_bf16_on_cpus_that_have_it_for_networks_that_are_faster_in_it(
+    monkeypatch: pytest.MonkeyPatch, recipe: str, values: list[str], wanted: str
+) -> None:
+    settled = apply(find_recipe(recipe), [*values, "efficiency.precision=auto"])
+    for capabilities in ({"avx512_bf16": True}, {"avx512_bf16": False, "amx_bf16": True}):
+        monkeypatch.setattr(torch.cpu, "get_capabilities", capabilities.copy)
+        assert resolved(settled, CPU).efficiency.precision == wanted
+        assert resolved(settled, CPU, begun="fp32").efficiency.precision == "fp32"
+    for capabilities in ({}, {"avx512_bf16": False, "amx_bf16": False}):
+        monkeypatch.setattr(torch.cpu, "get_capabilities", capabilities.copy)
+        assert resolved(settled, CPU).efficiency.precision == "fp32"
 
 
 def test_all_ranks_need_a_gpu_with_bf16(
@@ -67,6 +89,7 @@ def test_all_ranks_need_a_gpu_with_bf16(
 
 def test_a_loss_backend_that_needs_another_precision_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(table.BACKENDS, "new", table.Backend("a_new_backend", precisions=("bf16",)))
+    monkeypatch.setattr(torch.cpu, "get_capabilities", dict)
     recipe = AUTO.change(efficiency={"objective": "new"})
     with pytest.raises(UserError, match=r"efficiency\.objective=new needs efficiency\.precision=bf16"):
         resolved(recipe, CPU)

@@ -1,17 +1,25 @@
-"""Built backbones: image sizes that fit, eval mode restored."""
+"""Built backbones: image sizes that fit, eval mode restored, what their layers compute."""
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils.flop_counter import FlopCounterMode
 
 from excb.errors import UserError
 from excb.networks.architecture import Architecture
-from excb.networks.backbone import check_resolution, evaluating, strides_over_one_pixel
+from excb.networks.backbone import (
+    bf16_pays_on_cpus,
+    check_resolution,
+    evaluating,
+    layer_passes,
+    strides_over_one_pixel,
+)
 from excb.networks.frozen import parts
 from excb.networks.frozen.parts import InParts, images_at_once
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
+aten = torch.ops.aten
 TINY_RESNET = Architecture("timm:resnet10t", {"channels": [8, 8, 16, 16], "stem_width": 4})
 TINY_VIT = Architecture("timm:vit_tiny_patch16_224", {"depth": 4, "embed_dim": 24, "num_heads": 3})
 
@@ -107,6 +115,34 @@ def test_strided_convolutions_of_one_pixel_are_found(name: str, size: int, expec
     assert strides_over_one_pixel(backbone, size) is expected
     assert backbone.training
     assert not any(module._forward_pre_hooks for module in backbone.modules())
+
+
+@pytest.mark.parametrize(("name", "size"), [("resnet18", 64), ("conv4", 32), ("timm:vit_tiny_patch16_224", 224)])
+def test_multiply_adds_are_those_that_torch_counts(name: str, size: int) -> None:
+    """Torch counts two operations for each; attention's own products have no weights, and are not layers."""
+    backbone = Architecture(name).build()
+    with torch.no_grad(), FlopCounterMode(display=False) as counter:
+        backbone(images(1, size))
+    counted = counter.get_flop_counts()["Global"]
+    products = sum(counted.get(operation, 0) for operation in (aten.convolution, aten.addmm, aten.mm))
+    assert sum(each.multiply_adds for each in layer_passes(backbone, size)) == products / 2 > 0
+
+
+@pytest.mark.parametrize(
+    ("network", "size", "expected"),
+    [
+        (Architecture("resnet18"), 32, True),
+        (Architecture("conv4"), 32, False),  # few operations
+        (Architecture("conv4"), 96, True),
+        (Architecture("timm:mobilenetv2_100"), 224, False),  # depthwise
+        (Architecture("timm:vit_small_patch16_224"), 224, False),
+    ],
+    ids=lambda value: value.name if isinstance(value, Architecture) else str(value),
+)
+def test_bf16_pays_for_dense_convolutions_with_enough_to_do(
+    network: Architecture, size: int, *, expected: bool
+) -> None:
+    assert bf16_pays_on_cpus(network.build(), size) is expected
 
 
 def test_as_many_images_pass_at_once_as_their_largest_map_allows(monkeypatch: pytest.MonkeyPatch) -> None:
