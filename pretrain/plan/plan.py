@@ -118,10 +118,10 @@ def _with_precision(recipe: Recipe, gpus: int | None, gpu: Gpu | None) -> Recipe
     """The recipe with the precision that `auto` will be where it runs; GPUs that are not here have bf16."""
     device = _device(recipe, measure=True)
     assert device is not None
-    if recipe.efficiency.precision != "auto" or (gpu is None and device.type == "cuda"):
+    elsewhere = device.type == "cpu" and (bool(gpus) or recipe.efficiency.device == "cuda")
+    if recipe.efficiency.precision != "auto" or (gpu is None and not elsewhere):
         return resolved(recipe, device)
-    bf16 = gpu.bf16 if gpu is not None else bool(gpus) or recipe.efficiency.device == "cuda"
-    return recipe.change(efficiency={"precision": "bf16" if bf16 else "fp32"})
+    return recipe.change(efficiency={"precision": "bf16" if gpu is None or gpu.bf16 else "fp32"})
 
 
 def _assumed(recipe: Recipe) -> Recipe:

@@ -165,6 +165,15 @@ def test_a_plan_for_another_gpu_says_whether_it_fits(capsys: pytest.CaptureFixtu
     assert report(capsys, "efficiency.precision=auto", "--device", "v100")["precision"] == "fp32"  # auto has no bf16
 
 
+@pytest.mark.parametrize(("capabilities", "wanted"), [({"avx512_bf16": True}, "bf16"), ({}, "fp32")])
+def test_a_plan_on_a_cpu_has_the_precision_of_its_run(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, capabilities: dict[str, bool], wanted: str
+) -> None:
+    monkeypatch.setattr(torch.cpu, "get_capabilities", capabilities.copy)
+    assert main(["plan", "photos_small", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["precision"] == wanted
+
+
 def test_a_dry_run_says_how_long_the_run_takes(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
