@@ -32,6 +32,7 @@ from .trials import Experiment, Trial
 
 CALIBRATION_IMAGES = 1000  # for the BatchNorm statistics of the untrained network
 FROZEN_SHARE = 0.4  # of the minutes that networks as they are may take
+FIRST_SHARE = 0.7  # the same of the first one, without which the experiment can say little
 SHARES = {"distilled": 2.0, "adapted": 3.0, "pretrained": 1.0}  # of the rest, for each short run
 SLOWDOWN = 1.4  # times that a short run takes longer than its steps, until one was timed
 SLOWEST = 4.0  # the most of that: the start of a tiny run says nothing of others
@@ -63,6 +64,7 @@ class TrialRunner:
     reporter: Reporter
     _trials: list[Trial] = field(default_factory=list, init=False)
     _skipped: dict[str, str] = field(default_factory=dict, init=False)
+    _too_slow: list[str] = field(default_factory=list, init=False)  # networks that were skipped for lack of time
     _best: FrozenNetwork | None = field(default=None, init=False)
     _slowdown: float = field(default=SLOWDOWN, init=False)
     _stopped: int = field(default=0, init=False)  # exit code of a short run that was asked to stop
@@ -95,6 +97,7 @@ class TrialRunner:
             len(networks),
             dict(self._skipped),
             self._stopped,
+            tuple(self._too_slow),
         )
 
     @property
@@ -134,9 +137,11 @@ class TrialRunner:
 
     def _frozen(self, name: str, *, required: bool) -> None:
         """A trained network as it is, at its own size or a smaller one that suits the images."""
-        began, most = time.monotonic(), FROZEN_SHARE * 60 * self.minutes
+        share = FROZEN_SHARE if self._best else FIRST_SHARE
+        began, most = time.monotonic(), share * 60 * self.minutes
         if self._taken > most:
             self._skip(name, "no time is left for networks as they are")
+            self._too_slow.append(name)
             return
         try:
             backbone = loading.load(name)
@@ -155,6 +160,7 @@ class TrialRunner:
         if (needed := cost.milliseconds * self._passes / 1000) > most - self._taken:
             measured = plural(len(self.sample.measured), "image")
             self._skip(name, f"as it is, it takes {duration(needed)} for {measured}")
+            self._too_slow.append(name)
             return
         (reading,) = self._measure(name, {name: backbone}, backbone.transform).values()
         if self._best is None or reading.value > self._best.value:

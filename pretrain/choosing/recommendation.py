@@ -65,6 +65,10 @@ def _without_network(experiment: Experiment, reference: Trial, frozen: Trial | N
     small = experiment.networks == 0 if frozen is None else bundled_folder(frozen.name) is not None
     fetch = "fetch one to compare with, such as mobilenetv2 (`excb-zoo pull mobilenetv2`, 9 MB), and repeat this"
     remarks = [fetch] if small else []
+    untried = frozen is None and bool(experiment.too_slow)
+    if untried:
+        none = f"no trained network was tried for lack of time ({', '.join(experiment.too_slow)})"
+        remarks = ["repeat this with more --minutes: what a trained network can do comes first"]
     if run is not None and run.leads(reference, tries=tries):
         action: Action = "distil" if run.kind == "distilled" else "pretrain"
         return Recommendation(
@@ -75,7 +79,7 @@ def _without_network(experiment: Experiment, reference: Trial, frozen: Trial | N
         "undecided",
         None,
         f"{none}, and no short run is {ahead} by more than chance",
-        (*remarks, "add images" if experiment.labelled else few),
+        tuple(remarks) if untried else (*remarks, "add images" if experiment.labelled else few),
     )
 
 

@@ -95,6 +95,7 @@ class Experiment:
     networks: int = 0  # trained ones that were to be tried
     skipped: Mapping[str, str] = field(default_factory=dict)  # what was not tried, and why
     stopped: int = 0  # exit code of the signal that ended it early
+    too_slow: tuple[str, ...] = ()  # networks that were skipped for lack of time
 
     def of(self, *kinds: Kind) -> list[Trial]:
         """The trials of these kinds, the best first."""

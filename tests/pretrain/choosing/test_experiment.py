@@ -145,6 +145,20 @@ def test_networks_of_other_channels_are_left_out_or_refused(tmp_path: Path, monk
         runner_of(sample, small_base(sample), tmp_path / "out").run(["conv4_photos"], required=True)
 
 
+def test_the_first_network_may_take_more_of_the_time_than_those_after_it(
+    images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sample = draw_images(scan_folder(images))
+    runner = runner_of(sample, small_base(sample), tmp_path / "out")  # 10 minutes
+    half = 1000 * 0.5 * 600 / len(sample.measured)  # milliseconds an image
+    monkeypatch.setattr(experiment, "planned_runs", lambda *_: [])
+    monkeypatch.setattr(experiment, "measure_cost", lambda *_: NetworkCost(1_000_000, 4.0, half))
+    tried = runner.run(["untrained:conv4", "conv4_photos"], required=True)
+    assert [each.name for each in tried.of("frozen")] == ["untrained:conv4"]
+    assert tried.too_slow == ("conv4_photos",)
+    assert tried.skipped["conv4_photos"].startswith("as it is, it takes 5 min")
+
+
 def test_a_request_to_stop_keeps_what_was_measured(
     images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

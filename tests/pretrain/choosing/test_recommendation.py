@@ -1,5 +1,7 @@
 """The recommendation from an experiment: only differences beyond chance count, whatever is tried."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -75,6 +77,16 @@ def test_the_best_of_equals_is_rarely_recommended() -> None:
 def test_without_labels_it_says_what_the_figure_is_not() -> None:
     assert any("without labels" in remark for remark in recommend(experiment(FROZEN, labelled=False)).remarks)
     assert not any("without labels" in remark for remark in recommend(experiment(FROZEN)).remarks)
+
+
+def test_a_network_that_was_not_tried_for_lack_of_time_is_named_and_more_minutes_advised() -> None:
+    """That it is not ahead would be untrue, and more images would not help."""
+    for tried, action in (((), "undecided"), ((trial("weak", "pretrained", 45, FAST),), "pretrain")):
+        made = recommend(replace(experiment(*tried), networks=1, too_slow=("large",)))
+        assert made.action == action
+        assert made.reason.startswith("no trained network was tried for lack of time (large), and ")
+        assert made.remarks == ("repeat this with more --minutes: what a trained network can do comes first",)
+    assert recommend(replace(experiment(FROZEN), too_slow=("larger",))).action == "use"
 
 
 def test_a_network_to_compare_with_is_named_where_none_is_here() -> None:
