@@ -28,7 +28,8 @@ def resolved(recipe: Recipe, device: torch.device, *, begun: str | None = None) 
         begun: precision of the same run so far, maybe on another machine, which it keeps; None for a new run.
 
     Raises:
-        UserError: the loss backend that the recipe names does not take this precision, or there is no such backbone.
+        UserError: the loss backend that the recipe names does not take this precision; or, on a CPU, there is no such
+            backbone, or it cannot take the recipe's views.
     """
     if recipe.efficiency.precision != "auto":
         return recipe

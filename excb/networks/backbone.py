@@ -122,9 +122,11 @@ class LayerPass:
         return isinstance(self.layer, nn.Conv2d) and self.layer.groups == self.layer.in_channels > 1
 
 
-@torch.no_grad()
 def layer_passes(backbone: nn.Module, size: int) -> list[LayerPass]:
-    """All convolutions and linear layers that a square image of this size (pixels) passes, in order."""
+    """All convolutions and linear layers that a square image of this size (pixels) passes, in order.
+
+    Raises UserError unless the backbone takes it.
+    """
     passes = list[LayerPass]()
 
     def look(layer: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
@@ -134,10 +136,8 @@ def layer_passes(backbone: nn.Module, size: int) -> list[LayerPass]:
 
     layers = [layer for layer in backbone.modules() if isinstance(layer, nn.Conv2d | nn.Linear)]
     hooks = [layer.register_forward_hook(look) for layer in layers]
-    device = next(backbone.parameters()).device
     try:
-        with evaluating(backbone):
-            backbone(torch.zeros(1, image_channels(backbone), size, size, device=device))
+        check_resolution(backbone, [size])
     finally:
         for hook in hooks:
             hook.remove()
