@@ -11,9 +11,7 @@ stopped.
 
 import argparse
 import json
-import resource
 import statistics
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -21,6 +19,7 @@ from pathlib import Path
 import torch
 from scipy import stats
 
+from benchmarks.choosing import run as command_seconds
 from excb.errors import UserError
 from excb.pretrain.overrides import apply, find_recipe
 from excb.pretrain.plan.speed import build_trainer, random_batch
@@ -103,29 +102,15 @@ def one_run(args: argparse.Namespace, data: Path, seed: int, precision: str) -> 
         values = [f"optim.epochs={args.epochs}", f"efficiency.precision={precision}", f"run.seed={seed}"]
         values += ["monitor.every_epochs=1000", "monitor.images=64", "efficiency.workers=0"]
         options = ["--data", str(data / "train"), "--out", str(run), "--gpus", "0"]
-        before = processor_seconds()
-        command("excb.pretrain", args.recipe, *options, *values)
-        seconds = processor_seconds() - before
-        figures = {"seconds": seconds}
+        figures = {"seconds": command_seconds("excb.pretrain", args.recipe, *options, *values)}
         for name, protocol in (("knn", ["knn"]), ("linear", ["linear", "--protocol", "logreg"])):
             result = run.with_suffix(f".{name}.json")
             measured = ["--ckpt", str(run), "--data", str(data), "--gpus", "0", "--quiet", "--out", str(result)]
-            command("excb.transfer", *protocol, *measured)
+            command_seconds("excb.transfer", *protocol, *measured)
             figures[name] = json.loads(result.read_text())["figures"][FIGURES[name]]
         file.write_text(json.dumps(figures))
     kept: dict[str, float] = json.loads(file.read_text())
     return kept
-
-
-def processor_seconds() -> float:
-    """Of all processes that ended."""
-    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return usage.ru_utime + usage.ru_stime
-
-
-def command(module: str, *words: str) -> None:
-    """Run one of our commands; its errors are shown."""
-    subprocess.run([sys.executable, "-m", module, *words], check=True, stdout=subprocess.DEVNULL)
 
 
 if __name__ == "__main__":

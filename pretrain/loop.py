@@ -149,12 +149,14 @@ def _with_precision(recipe: Recipe, folder: RunFolder | None, device: torch.devi
         assert folder is not None
         return folder.precision()
 
-    so_far, here = run_on_rank0(begun), resolved(recipe, device).efficiency.precision
-    if so_far is not None and so_far != here:
-        reporter.note(
-            f"the run stays in {so_far}, in which it began, where efficiency.precision=auto would be {here} on this "
-            f"machine: efficiency.precision={here} changes it"
-        )
+    so_far, new = run_on_rank0(begun), resolved(recipe, device)
+    here = new.efficiency.precision
+    if so_far is None or so_far == here:
+        return new
+    reporter.note(
+        f"the run stays in {so_far}, in which it began, where efficiency.precision=auto would be {here} on this "
+        f"machine: efficiency.precision={here} changes it"
+    )
     return resolved(recipe, device, begun=so_far)
 
 

@@ -33,12 +33,14 @@ def resolved(recipe: Recipe, device: torch.device, *, begun: str | None = None) 
     """
     if recipe.efficiency.precision != "auto":
         return recipe
+    if begun:
+        return recipe.change(efficiency={"precision": begun})
     if device.type == "cuda":
         faster = torch.cuda.get_device_capability(device) >= BF16_CAPABILITY
     else:
         faster = all_succeed(lambda: device.type == "cpu" and cpu_computes_in_bf16() and _faster_on_cpu(recipe))
     everywhere = bool(gather_numbers([faster]).all())
-    return recipe.change(efficiency={"precision": begun or ("bf16" if everywhere else "fp32")})
+    return recipe.change(efficiency={"precision": "bf16" if everywhere else "fp32"})
 
 
 def cpu_computes_in_bf16() -> bool:
@@ -48,11 +50,10 @@ def cpu_computes_in_bf16() -> bool:
 
 
 def _faster_on_cpu(recipe: Recipe) -> bool:
-    views = recipe.views
     # One image computed takes milliseconds. On the meta device torch would import sympy, which takes seconds.
     with Uninitialised():  # type: ignore[no-untyped-call, unused-ignore]
         backbone = recipe.model.architecture.build()
-    return not view_of_one_pixel(backbone, recipe) and bf16_pays_on_cpus(backbone, views.global_size)
+    return bf16_pays_on_cpus(backbone, recipe.views.global_size) and view_of_one_pixel(backbone, recipe) is None
 
 
 def view_of_one_pixel(backbone: nn.Module, recipe: Recipe) -> int | None:

@@ -114,20 +114,16 @@ def _digest(images: CodedImages, index: int, count: int) -> bytes | None:
 
 def look_once(sets: Sequence[CodedImages]) -> None:
     """Read each file once for what `equal_images` and `near_copies` ask of it, which then find it in the table."""
-    places = [(images, index) for images in sets for index in range(len(images))]
+    files = [file for images in sets for file in _files(images) if file is not None]
 
     def look(number: int) -> Sequence[bytes | None]:
-        images, index = places[number]
-        source = images.source(index)
-        if not isinstance(source, str | Path):  # only files have digests
-            return None, None
         try:
-            content = read_bytes(Path(source), MOST_AT_ONCE)
+            content = read_bytes(Path(files[number]), MOST_AT_ONCE)
         except OSError:  # of frames of a video, and large files, each digest is read alone
             return None, None
         return hashlib.sha256(content[:HEAD]).digest(), _small_of(io.BytesIO(content))
 
-    keep_digests((f"sha256 of {HEAD}", SMALL), [file for images in sets for file in _files(images)], look)
+    keep_digests((f"sha256 of {HEAD}", SMALL), files, look)
 
 
 def comparable(sets: Sequence[CodedImages]) -> bool:

@@ -25,7 +25,7 @@ PATIENCE = 5.0  # seconds to wait for other writers
 
 T = TypeVar("T")
 Reader = Callable[[int], bytes | None]
-Each = Callable[[Reader, Sequence[int]], Iterable[bytes | None]]
+Each = Callable[[Callable[[int], Any], Sequence[int]], Iterable[Any]]
 
 
 def digests_of(kind: str, files: Sequence[Path | str | None], read: Reader, *, each: Each = map) -> list[bytes | None]:
@@ -37,18 +37,7 @@ def digests_of(kind: str, files: Sequence[Path | str | None], read: Reader, *, e
         read: the digest of the file of this number; None if it has none, which is not kept.
         each: calls `read` for some numbers, in their order.
     """
-    now = time.time()
-    stamps = [None if file is None else settled_stamp(file, settled_before=now - UNSETTLED) for file in files]
-    kept = _recall(kind, {stamp for stamp in stamps if stamp})
-    found = [kept.get(stamp) if stamp else None for stamp in stamps]
-    missing = [number for number, value in enumerate(found) if value is None]
-    for number, value in zip(missing, each(read, missing), strict=True):
-        found[number] = value
-    new = {stamp: value for number in missing if (stamp := stamps[number]) and (value := found[number]) is not None}
-    if new:
-        changed = {stamp for number in missing if (stamp := stamps[number]) in new and _changed(files[number], stamp)}
-        _keep(kind, {stamp: value for stamp, value in new.items() if stamp not in changed})
-    return found
+    return [found for (found,) in _digests([kind], files, lambda number: [read(number)], each)]
 
 
 def keep_digests(
@@ -61,21 +50,33 @@ def keep_digests(
         files: None is not a file, and left out.
         read: the digests of the file of this number, one of each kind; those that are None are not kept.
     """
+    numbers = [number for number, file in enumerate(files) if file is not None]
+    _digests(kinds, [files[number] for number in numbers], lambda turn: read(numbers[turn]), map)
+
+
+def _digests(
+    kinds: Sequence[str],
+    files: Sequence[Path | str | None],
+    read: Callable[[int], Sequence[bytes | None]],
+    each: Each,
+) -> list[Sequence[bytes | None]]:
+    """The digests of each file, one of each kind."""
     before = time.time() - UNSETTLED
     stamps = [None if file is None else settled_stamp(file, settled_before=before) for file in files]
     known = [_recall(kind, {stamp for stamp in stamps if stamp}) for kind in kinds]
-    new: list[dict[str, bytes]] = [{} for _ in kinds]
-    for number, stamp in enumerate(stamps):
-        if stamp is None or all(stamp in digests for digests in known):
-            continue
-        found = read(number)
-        if not _changed(files[number], stamp):
-            for digests, value in zip(new, found, strict=True):
-                if value is not None:
-                    digests[stamp] = value
-    for kind, digests in zip(kinds, new, strict=True):
-        if digests:
-            _keep(kind, digests)
+    found: list[Sequence[bytes | None]] = [[kept.get(stamp) if stamp else None for kept in known] for stamp in stamps]
+    missing = [number for number, digests in enumerate(found) if None in digests]
+    for number, digests in zip(missing, each(read, missing), strict=True):
+        found[number] = digests
+    new = {
+        stamp: found[number]
+        for number in missing
+        if (stamp := stamps[number]) and found[number].count(None) < len(kinds) and not _changed(files[number], stamp)
+    }
+    for place, kind in enumerate(kinds):
+        if digests_of_kind := {stamp: value for stamp, values in new.items() if (value := values[place]) is not None}:
+            _keep(kind, digests_of_kind)
+    return found
 
 
 def files_of(images: Any, numbers: Sequence[int]) -> list[Path | str | None]:
