@@ -47,11 +47,10 @@ def keep_digests(
 
     Args:
         kinds: as `digests_of` takes them.
-        files: None is not a file, and left out.
+        files: None is not a file, and left out, as is a file that changed so lately that nothing of it is kept.
         read: the digests of the file of this number, one of each kind; those that are None are not kept.
     """
-    numbers = [number for number, file in enumerate(files) if file is not None]
-    _digests(kinds, [files[number] for number in numbers], lambda turn: read(numbers[turn]), map)
+    _digests(kinds, files, read, map, unsettled=False)
 
 
 def _digests(
@@ -59,13 +58,15 @@ def _digests(
     files: Sequence[Path | str | None],
     read: Callable[[int], Sequence[bytes | None]],
     each: Each,
+    *,
+    unsettled: bool = True,
 ) -> list[Sequence[bytes | None]]:
-    """The digests of each file, one of each kind."""
+    """The digests of each file, one of each kind; with `unsettled`, of those as well that cannot be kept."""
     before = time.time() - UNSETTLED
     stamps = [None if file is None else settled_stamp(file, settled_before=before) for file in files]
     known = [_recall(kind, {stamp for stamp in stamps if stamp}) for kind in kinds]
     found: list[Sequence[bytes | None]] = [[kept.get(stamp) if stamp else None for kept in known] for stamp in stamps]
-    missing = [number for number, digests in enumerate(found) if None in digests]
+    missing = [number for number, digests in enumerate(found) if None in digests and (stamps[number] or unsettled)]
     for number, digests in zip(missing, each(read, missing), strict=True):
         found[number] = digests
     new = {

@@ -59,6 +59,16 @@ def test_several_kinds_take_one_reading(tmp_path: Path) -> None:
     assert files.read == [1, 2]  # which lack the other kind
 
 
+def test_of_files_that_changed_lately_nothing_is_kept_so_they_are_not_read_for_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(digests, "UNSETTLED", 3600.0)
+    files = Files(tmp_path / "a")
+    digests.keep_digests((KIND,), files.paths, lambda number: [files._contents(number)])
+    assert files.read == []
+    assert files.digests()[1] == [0, 1, 2]
+
+
 @pytest.mark.usefixtures("settled")
 def test_only_changed_files_are_read_again(tmp_path: Path) -> None:
     files = Files(tmp_path / "a")
