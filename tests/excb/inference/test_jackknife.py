@@ -1,11 +1,19 @@
-"""Tests of the jackknife: against the standard error of a mean, for too few images, and that each is left out once."""
+"""Tests of the jackknife: against the standard error of a mean, a quadratic figure of known variance, and by deletion."""
 
 import numpy as np
 import pytest
 from scipy import stats
 
 from excb.inference.estimate import LEAST, Estimate
-from excb.inference.jackknife import MOST_GROUPS, jackknife, left_out
+from excb.inference.jackknife import (
+    MOST_GROUPS,
+    MOST_PAIRS,
+    Replicates,
+    group_pairs,
+    jackknife,
+    left_out,
+    pairs_left_out,
+)
 
 
 def of_mean(values: np.ndarray) -> Estimate:
@@ -33,3 +41,45 @@ def test_each_image_is_left_out_once(images: int) -> None:
     assert ((1 - weights).sum(0) == 1).all()
     assert np.ptp(weights.sum(1)) <= 1
     np.testing.assert_array_equal(weights, np.concatenate(list(left_out(images))))
+
+
+@pytest.mark.parametrize("images", [2, 40, MOST_GROUPS, 5 * MOST_GROUPS + 3, 10**6])
+def test_pairs_are_of_unlike_groups_and_both_are_left_out(images: int) -> None:
+    pairs = group_pairs(images)
+    assert LEAST <= len(pairs) <= MOST_PAIRS
+    assert (pairs[:, 0] != pairs[:, 1]).all()
+    assert (np.bincount(pairs.ravel(), minlength=min(images, MOST_GROUPS)) <= 20).all() or images < 40
+    if images <= 5 * MOST_GROUPS + 3:
+        single = np.concatenate(list(left_out(images)))
+        np.testing.assert_array_equal(
+            np.concatenate(list(pairs_left_out(images))), single[pairs[:, 0]] * single[pairs[:, 1]]
+        )
+
+
+def test_of_a_mean_nothing_is_taken_off() -> None:
+    values = np.random.default_rng(0).random(80)
+    spread = Replicates.of(lambda weights: weights @ values / weights.sum(1), 80).spread()
+    assert (spread.value, spread.error) == (pytest.approx(values.mean()), pytest.approx(stats.sem(values)))
+
+
+def test_of_a_square_half_of_the_variance_of_pairs_is_taken_off() -> None:
+    """The square of the mean of n numbers N(m, 1): single ones have the variance 4 m^2 / n, pairs of them 2 / n^2."""
+    random, images, centre = np.random.default_rng(0), 40, 0.4
+    plain, less = [], []
+    for _ in range(1000):
+        values = centre + random.standard_normal(images)
+        replicates = Replicates.of(lambda weights, x=values: np.square(weights @ x / weights.sum(1)), images)
+        plain.append(jackknife(replicates.value, replicates.without).error ** 2)
+        less.append(replicates.spread().error ** 2)
+    single, pairs = 4 * centre**2 / images, 2 / images**2
+    assert np.mean(plain) == pytest.approx(single + 2 * pairs, rel=0.05)
+    assert np.mean(plain) - np.mean(less) == pytest.approx(pairs / 2, rel=0.15)
+
+
+def test_a_lead_is_the_figure_of_differences() -> None:
+    first, second = np.random.default_rng(0).random((2, 60))
+    one, other, lead = (
+        Replicates.of(lambda weights, x=values: weights @ x / weights.sum(1), 60)
+        for values in (first, second, second - first)
+    )
+    assert other.lead_over(one).spread().error == pytest.approx(lead.spread().error)
