@@ -4,8 +4,10 @@ The sampling unit is the image, or a group of images where there are many. Such 
 there are: mAP falls and mIoU rises with more of them. The interval is about test sets of this size.
 """
 
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
@@ -29,59 +31,62 @@ def jackknife(value: float, without: np.ndarray) -> Estimate:
         An error of NaN with fewer than `LEAST` groups.
     """
     known = without[~np.isnan(without)]
-    if len(known) < LEAST:
+    groups = len(known)
+    if groups < LEAST:
         return Estimate(value, float("nan"), 1)
-    return Estimate(value, float(np.sqrt(_variance(known))), len(known) - 1)
+    error = np.sqrt((groups - 1) / groups * np.square(known - known.mean()).sum())
+    return Estimate(value, float(error), groups - 1)
 
 
 @dataclass(frozen=True)
 class Replicates:
-    """A figure of all images, without each group of them, and without pairs of groups.
+    """A figure of all images, and without some of them; two of the same images can be compared.
 
     Attributes:
-        value: the figure, or a difference of two.
-        without: it without each of G groups, [G]; NaN where there is none.
-        pairs: it without both groups of each of `group_pairs`, [P], likewise.
+        figure: weights [R, images] of 0 and 1 -> [R].
         images: how many.
     """
 
-    value: float
-    without: np.ndarray
-    pairs: np.ndarray
+    figure: Callable[[np.ndarray], np.ndarray]
     images: int
 
-    @classmethod
-    def of(cls, figure: Callable[[np.ndarray], np.ndarray], images: int) -> "Replicates":
-        """The replicates of a figure: weights [R, images] of 0 and 1 -> [R]."""
-        parts = [left_out(images), pairs_left_out(images)]
-        without, pairs = (np.concatenate([figure(weights) for weights in part]) for part in parts)
-        return cls(float(figure(np.ones((1, images), np.int64))[0]), without, pairs, images)
+    @cached_property
+    def value(self) -> float:
+        """The figure of all images."""
+        return float(self.figure(np.ones((1, self.images), np.int64))[0])
 
-    def lead_over(self, other: "Replicates") -> "Replicates":
-        """This figure minus the other, on the same images."""
-        return Replicates(
-            self.value - other.value, self.without - other.without, self.pairs - other.pairs, self.images
-        )
+    @cached_property
+    def without(self) -> np.ndarray:
+        """It without each group of images, [G]."""
+        return np.concatenate([self.figure(weights) for weights in left_out(self.images)])
+
+    @cached_property
+    def without_pairs(self) -> np.ndarray:
+        """It without both groups of each of `group_pairs`, [P]."""
+        return np.concatenate([self.figure(weights) for weights in pairs_left_out(self.images)])
 
     def spread(self) -> Estimate:
-        """The spread by the jackknife, less half of what images do to the figure in pairs.
+        """The figure with its spread by the jackknife."""
+        return jackknife(self.value, self.without)
 
-        The jackknife counts what two images do together twice, three three times, and so on (Efron and Stein, Annals of
-        Statistics, 1981). What second differences find is there once for two images, three times for three, and six
-        times for four. So without the half of it these count 1.5, 1.5 and once. Without all of it, mAP's variance is a
-        tenth too small, since more than two images act together.
+    def lead_over(self, other: "Replicates") -> Estimate:
+        """This figure minus the other, by the jackknife less half of what it counts too often.
+
+        What two images do together the jackknife counts twice, what three do three times, and so on (Efron and Stein,
+        Annals of Statistics, 1981). Their second differences have it once for two, three times for three, and six times
+        for four. Without the half of that, two and three count 1.5 times, and four once. Without all of it, the
+        variance of a difference of mAPs is a tenth too small, and with all of the jackknife's a quarter too large.
         """
-        plain = jackknife(self.value, self.without)
+        value, without = self.value - other.value, self.without - other.without
+        plain, groups = jackknife(value, without), len(without)
         if np.isnan(plain.error):
             return plain
-        groups = len(self.without)
         first, second = group_pairs(self.images).T
-        # Efron and Stein's second differences. Effects of single groups cancel, whatever the number of images.
-        together = groups * self.value - (groups - 1) * (self.without[first] + self.without[second])
-        together += (groups - 2) * self.pairs
-        variance = plain.error**2
-        excess = float(np.nanvar(together)) / 2
-        return Estimate(self.value, float(np.sqrt(max(variance - excess / 2, variance / 2))), plain.freedom)
+        # Weighted as by Efron and Stein, so that effects of single groups cancel, whatever the number of images.
+        both = (groups - 2) * (self.without_pairs - other.without_pairs)
+        differences = groups * value - (groups - 1) * (without[first] + without[second]) + both
+        variance, counted_again = plain.error**2, float(np.nanvar(differences)) / 2
+        return Estimate(value, math.sqrt(max(variance - counted_again / 2, variance / 2)), plain.freedom)
 
 
 def left_out(images: int) -> Iterator[np.ndarray]:
@@ -113,7 +118,3 @@ def _without(images: int, groups: np.ndarray) -> Iterator[np.ndarray]:
     for start in range(0, len(groups), step):
         first, second = groups[start : start + step].T[:, :, None]
         yield ((group != first) & (group != second)).astype(np.int64)
-
-
-def _variance(without: np.ndarray) -> float:
-    return float((len(without) - 1) / len(without) * np.square(without - without.mean()).sum())

@@ -108,8 +108,8 @@ def precision_spread(scores: np.ndarray, targets: np.ndarray, summary: Summary) 
 def precision_difference(first: np.ndarray, second: np.ndarray, targets: np.ndarray, summary: Summary) -> Estimate:
     """mAP of the second scores minus that of the first, and its spread over the images, which are the same."""
     one, other = (_replicates(scores, targets, summary) for scores in (first, second))
-    return other.lead_over(one).spread()
+    return other.lead_over(one)
 
 
 def _replicates(scores: np.ndarray, targets: np.ndarray, summary: Summary) -> Replicates:
-    return Replicates.of(lambda weights: mean(scores, targets, summary, weights), len(scores))
+    return Replicates(lambda weights: mean(scores, targets, summary, weights), len(scores))

@@ -11,7 +11,7 @@ from safetensors.numpy import save
 from excb.console import plural
 from excb.errors import UserError
 from excb.files import json_text, tensors
-from excb.inference.basis import LESS_PAIRS, stated
+from excb.inference.basis import JACKKNIFE, stated
 from excb.inference.paired import Paired, PairedTest, of_figure
 from excb.networks.backbone import weights_hash
 from excb.references.guessing import MAJORITY
@@ -48,7 +48,7 @@ class LabelScores(Paired):
     picture_name: ClassVar[str] = "confusion"
 
     def figures(self) -> tuple[dict[str, float], dict[str, tuple[float, float]]]:
-        """Figures in percent, and their 95 % intervals over the images; see `Replicates`."""
+        """Figures in percent, and their 95 % intervals over the images; see `jackknife`."""
         figures, intervals = {}, {}
         for figure, (summary, scores) in self._by_figure().items():
             spread = average_precision.precision_spread(scores, self.targets, SUMMARIES[summary])
@@ -100,7 +100,7 @@ class LabelScores(Paired):
             raise UserError(f"the labels of {name} and {other_name} differ: evaluate both with the same labels")
 
     def compared(self, figure: str, other: "LabelScores", other_figure: str) -> PairedTest:
-        """The jackknife over images. An image scores higher where its labels are ranked higher among all.
+        """`Replicates.lead_over`. An image scores higher where its own labels are ranked higher among all.
 
         An mAP is no mean over images, and the scores of two networks are of unlike scales, so that images cannot change
         sides as in a randomisation test.
@@ -122,7 +122,7 @@ class LabelScores(Paired):
             int((alone[0] > alone[1]).sum()),
             int((alone[1] > alone[0]).sum()),
             difference.p_value(),
-            LESS_PAIRS.method,
+            "jackknife less pairs",
         )
 
     def columns(self, figure: str) -> dict[str, list[Any]]:
@@ -187,7 +187,7 @@ def report_label_scores(
         ledger=described["ledger"],
         seconds=round(seconds, 1),
         intervals=intervals,
-        inference=stated(dict.fromkeys(figures, LESS_PAIRS), intervals),
+        inference=stated(dict.fromkeys(figures, JACKKNIFE), intervals),
         per_class=scored.by_class(),
         notes=[*notes, *own],
         references={MAJORITY: scored.guesses()},

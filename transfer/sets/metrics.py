@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from excb.inference.accuracy import accuracy_interval
-from excb.inference.basis import LESS_PAIRS, WILSON, Basis
+from excb.inference.basis import JACKKNIFE, WILSON, Basis
 from excb.inference.jackknife import Replicates
 
 from ..reporting import average_precision
@@ -47,11 +47,11 @@ class Metric:
     @property
     def basis(self) -> Basis:
         """The sampling unit and the method of `interval`."""
-        return WILSON if self.name == TOP1.name else LESS_PAIRS
+        return WILSON if self.name == TOP1.name else JACKKNIFE
 
     def replicates(self, answers: np.ndarray, targets: np.ndarray) -> Replicates:
         """The figure, 0 to 1, and what it is without some images; the same ones for all answers to a set."""
-        return Replicates.of(lambda weights: self.of(answers, targets, weights), len(targets))
+        return Replicates(lambda weights: self.of(answers, targets, weights), len(targets))
 
     def score(self, scores: np.ndarray, targets: np.ndarray) -> float:
         """The figure of scores [Q, C], in percent: the class of highest score is the guess."""

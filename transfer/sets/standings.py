@@ -39,7 +39,7 @@ class SetAnswers:
 
     def lead_over(self, other: "SetAnswers") -> Estimate:
         """This figure minus the other's, with its spread; both of the same images."""
-        return self.replicates.lead_over(other.replicates).spread()
+        return self.replicates.lead_over(other.replicates)
 
     def p_value(self, other: "SetAnswers") -> float:
         """Of a paired test of both figures: McNemar's of hits, and otherwise by the jackknife."""

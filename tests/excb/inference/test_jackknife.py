@@ -1,4 +1,4 @@
-"""Tests of the jackknife: against the standard error of a mean, a quadratic figure of known variance, and by deletion."""
+"""Tests of the jackknife: against the standard error of a mean, a square of known variance, for too few images."""
 
 import numpy as np
 import pytest
@@ -56,30 +56,48 @@ def test_pairs_are_of_unlike_groups_and_both_are_left_out(images: int) -> None:
         )
 
 
-def test_of_a_mean_nothing_is_taken_off() -> None:
-    values = np.random.default_rng(0).random(80)
-    spread = Replicates.of(lambda weights: weights @ values / weights.sum(1), 80).spread()
-    assert (spread.value, spread.error) == (pytest.approx(values.mean()), pytest.approx(stats.sem(values)))
+def mean_of(values: np.ndarray) -> Replicates:
+    return Replicates(lambda weights: weights @ values / weights.sum(1), len(values))
+
+
+def test_of_means_nothing_is_taken_off() -> None:
+    first, second = np.random.default_rng(0).random((2, 80))
+    lead = mean_of(second).lead_over(mean_of(first))
+    assert lead.value == pytest.approx(np.mean(second - first))
+    assert lead.error == pytest.approx(stats.sem(second - first))
+    assert mean_of(first).spread().error == pytest.approx(stats.sem(first))
 
 
 def test_of_a_square_half_of_the_variance_of_pairs_is_taken_off() -> None:
     """The square of the mean of n numbers N(m, 1): single ones have the variance 4 m^2 / n, pairs of them 2 / n^2."""
     random, images, centre = np.random.default_rng(0), 40, 0.4
-    plain, less = [], []
+    nothing, plain, less = mean_of(np.zeros(images)), [], []
     for _ in range(1000):
         values = centre + random.standard_normal(images)
-        replicates = Replicates.of(lambda weights, x=values: np.square(weights @ x / weights.sum(1)), images)
-        plain.append(jackknife(replicates.value, replicates.without).error ** 2)
-        less.append(replicates.spread().error ** 2)
+        square = Replicates(lambda weights, x=values: np.square(weights @ x / weights.sum(1)), images)
+        plain.append(square.spread().error ** 2)
+        less.append(square.lead_over(nothing).error ** 2)
     single, pairs = 4 * centre**2 / images, 2 / images**2
     assert np.mean(plain) == pytest.approx(single + 2 * pairs, rel=0.05)
     assert np.mean(plain) - np.mean(less) == pytest.approx(pairs / 2, rel=0.15)
 
 
-def test_a_lead_is_the_figure_of_differences() -> None:
-    first, second = np.random.default_rng(0).random((2, 60))
-    one, other, lead = (
-        Replicates.of(lambda weights, x=values: weights @ x / weights.sum(1), 60)
-        for values in (first, second, second - first)
-    )
-    assert other.lead_over(one).spread().error == pytest.approx(lead.spread().error)
+def test_too_few_images_tell_no_lead() -> None:
+    first, second = np.random.default_rng(0).random((2, LEAST - 1))
+    assert mean_of(first).lead_over(mean_of(second)).p_value() == 1
+
+
+def test_pairs_are_left_out_only_to_compare() -> None:
+    """They double the cost of an interval."""
+    rows: list[int] = []
+
+    def figure(weights: np.ndarray) -> np.ndarray:
+        rows.append(len(weights))
+        return weights.sum(1).astype(float)
+
+    replicates = Replicates(figure, 60)
+    replicates.spread()
+    assert sum(rows) == 1 + 60
+    replicates.lead_over(mean_of(np.ones(60)))
+    replicates.lead_over(mean_of(np.zeros(60)))
+    assert sum(rows) == 1 + 60 + len(group_pairs(60))

@@ -97,28 +97,22 @@ def without(scores: np.ndarray, targets: np.ndarray, images: list[int]) -> float
     return float(mean(np.delete(scores, images, 0), np.delete(targets, images, 0), area)[0])
 
 
-def variance(value: float, singles: np.ndarray, pairs: list[float]) -> float:
-    """Tukey's jackknife less half of Efron and Stein's correction, of 60 images; `pairs` are those of `group_pairs`."""
-    second = [
-        60 * value - 59 * (singles[i] + singles[j]) + 58 * pair
-        for (i, j), pair in zip(group_pairs(60), pairs, strict=True)
-    ]
-    return float(59 / 60 * np.square(singles - singles.mean()).sum() - np.var(second) / 4)
-
-
 def test_spread_is_that_of_loops_that_delete_images() -> None:
+    """Tukey's jackknife; of a difference, less half of Efron and Stein's correction."""
     random = np.random.default_rng(3)
     targets = (random.random((60, 4)) < 0.3).astype(np.int8)
     first, second = random.random((60, 4)) + targets, random.random((60, 4))
     image_of = [int(row.argmin()) for row in np.concatenate(list(left_out(60)))]
     values = [float(mean(scores, targets, area)[0]) for scores in (first, second)]
     singles = np.array([[without(scores, targets, [image]) for image in image_of] for scores in (first, second)])
-    pairs = np.array([[without(scores, targets, [image_of[i], image_of[j]]) for i, j in group_pairs(60)]
-                      for scores in (first, second)])  # fmt: skip
     spread = precision_spread(first, targets, area)
     assert spread.value == pytest.approx(values[0])
-    assert spread.error == pytest.approx(np.sqrt(variance(values[0], singles[0], list(pairs[0]))))
+    assert spread.error == pytest.approx(np.sqrt(59 / 60 * np.square(singles[0] - singles[0].mean()).sum()))
+    lead, leads, second_differences = values[1] - values[0], singles[1] - singles[0], []
+    for i, j in group_pairs(60):
+        one, other = (without(scores, targets, [image_of[i], image_of[j]]) for scores in (first, second))
+        second_differences.append(60 * lead - 59 * (leads[i] + leads[j]) + 58 * (other - one))
+    variance = 59 / 60 * np.square(leads - leads.mean()).sum() - np.var(second_differences) / 4
     difference = precision_difference(first, second, targets, area)
-    of_lead = variance(values[1] - values[0], singles[1] - singles[0], list(pairs[1] - pairs[0]))
-    assert difference.error == pytest.approx(np.sqrt(of_lead))
+    assert difference.error == pytest.approx(np.sqrt(variance))
     assert difference.p_value() < 1e-3
