@@ -60,6 +60,10 @@ def mean_of(values: np.ndarray) -> Replicates:
     return Replicates(lambda weights: weights @ values / weights.sum(1), len(values))
 
 
+def square_of_mean(values: np.ndarray) -> Replicates:
+    return Replicates(lambda weights: np.square(weights @ values / weights.sum(1)), len(values))
+
+
 def test_of_means_nothing_is_taken_off() -> None:
     first, second = np.random.default_rng(0).random((2, 80))
     lead = mean_of(second).lead_over(mean_of(first))
@@ -74,7 +78,7 @@ def test_of_a_square_half_of_the_variance_of_pairs_is_taken_off() -> None:
     nothing, plain, less = mean_of(np.zeros(images)), [], []
     for _ in range(1000):
         values = centre + random.standard_normal(images)
-        square = Replicates(lambda weights, x=values: np.square(weights @ x / weights.sum(1)), images)
+        square = square_of_mean(values)
         plain.append(square.spread().error ** 2)
         less.append(square.lead_over(nothing).error ** 2)
     single, pairs = 4 * centre**2 / images, 2 / images**2
