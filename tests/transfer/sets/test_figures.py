@@ -142,12 +142,13 @@ def test_a_figure_that_is_no_mean_over_images_is_tested_by_the_jackknife() -> No
         )
         return float(one - other)
 
-    groups, pairs, leads = len(stays), group_pairs(len(first.targets)), [lead(kept) for kept in stays]
+    groups, pairs = len(stays), group_pairs(len(first.targets))
+    leads = np.array([lead(kept) for kept in stays])
     twice = [
         groups * lead(stays[0] | True) - (groups - 1) * (leads[i] + leads[j]) + (groups - 2) * lead(stays[i] & stays[j])
         for i, j in pairs
     ]
-    error = np.sqrt((groups - 1) / groups * np.square(leads - np.mean(leads)).sum() - np.var(twice) / 4)
+    error = np.sqrt((groups - 1) / groups * np.square(leads - leads.mean()).sum() - np.var(twice) / 4)
     one, other = (each.metric.percent(each.answers, each.targets) for each in (first, second))
     assert first.p_value(second) == pytest.approx(2 * stats.t.sf(abs(one - other) / 100 / error, groups - 1))
 
