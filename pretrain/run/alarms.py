@@ -24,6 +24,8 @@ LARGEST_SHARE = 0.25  # of all assignments, in one cluster
 COINCIDENT = 0.95  # cosine above which two centroids attract the same images
 COINCIDENT_SHARE = 0.1  # of the centroids have another one that close
 ROTATION = 4.0  # times that different images of a batch share a cluster, relative to images of the whole epoch
+ROTATION_EPOCHS = 3  # in a row above that; most runs that recover fall below it sooner
+ROTATION_FALL = 0.9  # of the first of these epochs: the last one is below it where a run recovers
 HELD_SHARE = 0.25  # of the clusters are empty although s calls them too large
 CERTAIN = 0.9  # mean confidence c_avg (the paper's runs end below 0.3)
 LOW_AGREEMENT = 0.1  # a_avg, as a share of the range from chance, 1/K, to 1
@@ -60,10 +62,16 @@ class AlarmState:
     active: list[str] = field(default_factory=list)  # alarms of the last epoch; only new ones are reported
     agreement: list[float] = field(default_factory=list)  # a_avg of the newest epochs after warm-up
     lowest_loss: float = math.inf  # of all epochs
+    rotation: list[float] = field(default_factory=list)  # of the newest epochs after warm-up; see `ROTATION`
 
     def to_dict(self) -> dict[str, Any]:
         """The state in a checkpoint's words."""
-        return {"ringing": self.active, "agreement": self.agreement, "lowest_loss": self.lowest_loss}
+        return {
+            "ringing": self.active,
+            "agreement": self.agreement,
+            "lowest_loss": self.lowest_loss,
+            "rotation": self.rotation,
+        }
 
     @classmethod
     def from_dict(cls, stored: Mapping[str, Any]) -> "AlarmState":
@@ -156,9 +164,17 @@ class Health:
         return None
 
     def _rotation(self, figures: Mapping[str, float]) -> Alarm | None:
-        """Whole batches move from cluster to cluster, which the sizes of an epoch hide."""
+        """Whole batches move from cluster to cluster, which the sizes of an epoch hide.
+
+        Batches of an early network do so for some epochs, and less in each. It is an alarm only if it lasts.
+        """
+        if self._early(figures):
+            return None
         same = figures.get("same_winner", 0.0) / max(1.0, figures.get("same_winner_by_sizes", 1.0))
-        if same < ROTATION or self._early(figures):
+        self.state.rotation = [*self.state.rotation, same][-ROTATION_EPOCHS:]
+        lasts = len(self.state.rotation) == ROTATION_EPOCHS and min(self.state.rotation) >= ROTATION
+        starts = lasts and same >= ROTATION_FALL * self.state.rotation[0]
+        if same < ROTATION or not (starts or "rotating" in self.state.active):
             return None
         advice = (
             "raise method.sizes_momentum, or lower optim.base_lr"

@@ -9,7 +9,7 @@ from collections.abc import Callable
 import numpy as np
 
 from excb.inference.estimate import Estimate
-from excb.inference.jackknife import jackknife, left_out
+from excb.inference.jackknife import Replicates
 
 # The part of the precision-recall curve that a class's figure sums up: hits [R, P], envelope [R, P] -> [R].
 Summary = Callable[[np.ndarray, np.ndarray], np.ndarray]
@@ -102,18 +102,14 @@ def of_labels(scores: np.ndarray, targets: np.ndarray) -> np.ndarray:
 
 def precision_spread(scores: np.ndarray, targets: np.ndarray, summary: Summary) -> Estimate:
     """mAP and its spread over the images; arguments as `precision_by_class`."""
-    return jackknife(*_with_and_without(scores, targets, summary))
+    return _replicates(scores, targets, summary).spread()
 
 
 def precision_difference(first: np.ndarray, second: np.ndarray, targets: np.ndarray, summary: Summary) -> Estimate:
     """mAP of the second scores minus that of the first, and its spread over the images, which are the same."""
-    (one, without_one), (other, without_other) = (
-        _with_and_without(scores, targets, summary) for scores in (first, second)
-    )
-    return jackknife(other - one, without_other - without_one)
+    one, other = (_replicates(scores, targets, summary) for scores in (first, second))
+    return other.lead_over(one)
 
 
-def _with_and_without(scores: np.ndarray, targets: np.ndarray, summary: Summary) -> tuple[float, np.ndarray]:
-    """mAP, and mAP without each group of images, [groups]."""
-    without = [mean(scores, targets, summary, weights) for weights in left_out(len(scores))]
-    return float(mean(scores, targets, summary)[0]), np.concatenate(without)
+def _replicates(scores: np.ndarray, targets: np.ndarray, summary: Summary) -> Replicates:
+    return Replicates(lambda weights: mean(scores, targets, summary, weights), len(scores))

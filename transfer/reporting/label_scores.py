@@ -100,7 +100,7 @@ class LabelScores(Paired):
             raise UserError(f"the labels of {name} and {other_name} differ: evaluate both with the same labels")
 
     def compared(self, figure: str, other: "LabelScores", other_figure: str) -> PairedTest:
-        """The jackknife over images. An image scores higher where its labels are ranked higher among all.
+        """`Replicates.lead_over`. An image scores higher where its own labels are ranked higher among all.
 
         An mAP is no mean over images, and the scores of two networks are of unlike scales, so that images cannot change
         sides as in a randomisation test.
@@ -122,7 +122,7 @@ class LabelScores(Paired):
             int((alone[0] > alone[1]).sum()),
             int((alone[1] > alone[0]).sum()),
             difference.p_value(),
-            "jackknife",
+            "jackknife less pairs",
         )
 
     def columns(self, figure: str) -> dict[str, list[Any]]:

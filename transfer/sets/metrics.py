@@ -11,7 +11,7 @@ import torch
 
 from excb.inference.accuracy import accuracy_interval
 from excb.inference.basis import JACKKNIFE, WILSON, Basis
-from excb.inference.jackknife import jackknife, left_out
+from excb.inference.jackknife import Replicates
 
 from ..reporting import average_precision
 from ..reporting.average_precision import area, eleven_points
@@ -42,16 +42,16 @@ class Metric:
         """The 95 % interval in percent over the test images; None of too few."""
         if self.name == TOP1.name:
             return accuracy_interval(torch.from_numpy(answers))
-        return jackknife(self.percent(answers, targets) / 100, self.without(answers, targets)).interval()
+        return self.replicates(answers, targets).spread().interval()
 
     @property
     def basis(self) -> Basis:
         """The sampling unit and the method of `interval`."""
         return WILSON if self.name == TOP1.name else JACKKNIFE
 
-    def without(self, answers: np.ndarray, targets: np.ndarray) -> np.ndarray:
-        """The figure, 0 to 1, without each group of images [groups]; the same groups for all answers to a set."""
-        return np.concatenate([self.of(answers, targets, weights) for weights in left_out(len(targets))])
+    def replicates(self, answers: np.ndarray, targets: np.ndarray) -> Replicates:
+        """The figure, 0 to 1, and what it is without some images; the same ones for all answers to a set."""
+        return Replicates(lambda weights: self.of(answers, targets, weights), len(targets))
 
     def score(self, scores: np.ndarray, targets: np.ndarray) -> float:
         """The figure of scores [Q, C], in percent: the class of highest score is the guess."""

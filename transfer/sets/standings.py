@@ -10,7 +10,7 @@ import torch
 
 from excb.inference.accuracy import mcnemar
 from excb.inference.estimate import Estimate, mean_of
-from excb.inference.jackknife import jackknife
+from excb.inference.jackknife import Replicates
 from excb.inference.tiers import ranks
 
 from ..standings.table import FigureCell, FigureColumn, FigureRow, FigureTable, with_tiers
@@ -28,22 +28,18 @@ class SetAnswers:
     targets: np.ndarray
 
     @cached_property
-    def without(self) -> np.ndarray:
-        """The figure without each group of images; see `Metric.without`."""
-        return self.metric.without(self.answers, self.targets)
+    def replicates(self) -> Replicates:
+        """The figure, and what it is without some images; see `Metric.replicates`."""
+        return self.metric.replicates(self.answers, self.targets)
 
     @property
     def spread(self) -> Estimate:
         """The figure, 0 to 1, with its spread. The sampling unit is the test image."""
-        return jackknife(self._value, self.without)
+        return self.replicates.spread()
 
     def lead_over(self, other: "SetAnswers") -> Estimate:
         """This figure minus the other's, with its spread; both of the same images."""
-        return jackknife(self._value - other._value, self.without - other.without)
-
-    @property
-    def _value(self) -> float:
-        return self.metric.percent(self.answers, self.targets) / 100
+        return self.replicates.lead_over(other.replicates)
 
     def p_value(self, other: "SetAnswers") -> float:
         """Of a paired test of both figures: McNemar's of hits, and otherwise by the jackknife."""

@@ -63,7 +63,6 @@ def test_a_healthy_epoch_rings_nothing() -> None:
         ({"largest_cluster": 50.0}, "clusters"),
         ({"coincident_centroids": 0.17}, "coincide"),
         ({"confidence": 0.95}, "certain"),
-        ({"same_winner": 8.6, "same_winner_by_sizes": 1.02}, "rotating"),
         ({"held_empty_clusters": 37}, "wound up"),
         ({"effective_rank": 1.2}, "collapse"),
     ],
@@ -184,11 +183,54 @@ def clustered(
 
 def test_collinear_rows_rotate_and_normalised_ones_do_not() -> None:
     collinear, normalised = (clustered(0.02, 0.99, normalised=each) for each in (False, True))
-    assert names(health("method.clusters=64"), **collinear) == ["rotating"]
+    judge = health("method.clusters=64")
+    assert [names(judge, **collinear) for _ in range(4)] == [[], [], ["rotating"], []]
     assert collinear["same_winner"] > 10
     assert collinear["largest_cluster"] < 3  # the sizes of an epoch look well
     assert normalised["same_winner"] == pytest.approx(1, abs=0.2)
     assert names(health("method.clusters=64"), **normalised) == []
+
+
+def rotation(*course: float, first: int = 2) -> list[int]:
+    """The epochs in which `rotating` is reported of images that share a cluster so many times as often as by chance."""
+    judge = health()
+    epochs = enumerate(course, first)
+    return [epoch for epoch, same in epochs if "rotating" in names(judge, same_winner=same, epoch=epoch)]
+
+
+@pytest.mark.parametrize(
+    ("course", "reported"),
+    [
+        ((31.9, 40.6, 40.9, 40.8, 40.8), [4]),  # conv4_tiny on groceries without the output norm, m_s = 0.9
+        ((5.4, 4.9, 4.2, 3.5, 2.8, 2.3), []),  # conv4_tiny on groceries
+        ((9.0, 8.0, 7.0, 6.0, 5.0, 4.1), []),  # it falls on
+        ((9.0, 7.0, 5.0, 5.0, 5.0, 5.0), [6]),  # it falls, and stays above
+        ((40.0, 40.0, 1.0, 40.0, 40.0, 1.0), []),  # never three in a row
+        ((6.0, 6.0, 6.0, 4.1, 4.1, 3.9, 6.0, 6.0, 6.0), [4, 10]),  # a new one needs to last again
+    ],
+)
+def test_rotation_is_an_alarm_only_where_it_lasts(course: tuple[float, ...], reported: list[int]) -> None:
+    assert rotation(*course) == reported
+
+
+def test_rotation_during_warm_up_does_not_count() -> None:
+    assert rotation(8.0, 8.0, 8.0, first=1) == []
+    assert rotation(8.0, 8.0, 8.0, 8.0, first=1) == [4]
+
+
+@pytest.mark.parametrize("stop", range(2, 7))
+def test_rotation_lasts_through_a_resumption(stop: int) -> None:
+    judge, reported = health(), []
+    for epoch, same in enumerate((5.0, 5.0, 5.0, 5.0, 5.0), 2):
+        if epoch == stop:
+            state = AlarmState.from_dict(json.loads(json.dumps(judge.state.to_dict())))
+            judge = Health(find_recipe("quickstart"), assignments=5632, state=state)
+        reported += [epoch] if names(judge, same_winner=same, epoch=epoch) else []
+    assert reported == [4]
+
+
+def test_a_checkpoint_of_before_rotation_was_kept_is_read() -> None:
+    assert AlarmState.from_dict({"ringing": ["rotating"], "agreement": [], "lowest_loss": 1.0}).rotation == []
 
 
 def test_sizes_that_follow_slowly_hold_clusters_empty() -> None:

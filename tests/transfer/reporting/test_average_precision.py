@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from sklearn.metrics import average_precision_score
 
+from excb.inference.jackknife import group_pairs, left_out
 from excb.transfer.reporting.average_precision import (
     area,
     eleven_points,
@@ -92,16 +93,26 @@ def test_the_mean_leaves_out_classes_without_an_image() -> None:
     assert np.isnan(mean(scores, np.zeros((2, 3), np.int8), area)).all()
 
 
-def test_spread_is_that_of_a_loop_over_groups() -> None:
+def without(scores: np.ndarray, targets: np.ndarray, images: list[int]) -> float:
+    return float(mean(np.delete(scores, images, 0), np.delete(targets, images, 0), area)[0])
+
+
+def test_spread_is_that_of_loops_that_delete_images() -> None:
+    """Tukey's jackknife; of a difference, less half of Efron and Stein's correction."""
     random = np.random.default_rng(3)
     targets = (random.random((60, 4)) < 0.3).astype(np.int8)
     first, second = random.random((60, 4)) + targets, random.random((60, 4))
-    without = np.array([[mean(np.delete(scores, one, 0), np.delete(targets, one, 0), area)[0] for one in range(60)]
-                        for scores in (first, second)])  # fmt: skip
+    image_of = [int(row.argmin()) for row in np.concatenate(list(left_out(60)))]
+    values = [float(mean(scores, targets, area)[0]) for scores in (first, second)]
+    singles = np.array([[without(scores, targets, [image]) for image in image_of] for scores in (first, second)])
     spread = precision_spread(first, targets, area)
-    assert spread.value == pytest.approx(mean(first, targets, area)[0])
-    assert spread.error == pytest.approx(np.sqrt(59 / 60 * np.square(without[0] - without[0].mean()).sum()))
-    leads = without[1] - without[0]
+    assert spread.value == pytest.approx(values[0])
+    assert spread.error == pytest.approx(np.sqrt(59 / 60 * np.square(singles[0] - singles[0].mean()).sum()))
+    lead, leads, second_differences = values[1] - values[0], singles[1] - singles[0], []
+    for i, j in group_pairs(60):
+        one, other = (without(scores, targets, [image_of[i], image_of[j]]) for scores in (first, second))
+        second_differences.append(60 * lead - 59 * (leads[i] + leads[j]) + 58 * (other - one))
+    variance = 59 / 60 * np.square(leads - leads.mean()).sum() - np.var(second_differences) / 4
     difference = precision_difference(first, second, targets, area)
-    assert difference.error == pytest.approx(np.sqrt(59 / 60 * np.square(leads - leads.mean()).sum()))
+    assert difference.error == pytest.approx(np.sqrt(variance))
     assert difference.p_value() < 1e-3

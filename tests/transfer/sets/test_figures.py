@@ -5,7 +5,7 @@ import pytest
 import torch
 from scipy import stats
 
-from excb.inference.jackknife import left_out
+from excb.inference.jackknife import group_pairs, left_out
 from excb.seeding import Purpose, generator
 from excb.transfer.every.comparison import side_by_side
 from excb.transfer.sets.episodes import episode_interval, episodes
@@ -132,16 +132,23 @@ def test_pairs_are_corrected_over_all_sets_and_the_mean() -> None:
 
 def test_a_figure_that_is_no_mean_over_images_is_tested_by_the_jackknife() -> None:
     first, second = (answers(name, share, metric=MEAN_PER_CLASS) for name, share in (("a", 0.5), ("b", 0.56)))
-    leads = []
-    for stays in np.concatenate(list(left_out(len(first.targets)))):
-        kept = stays == 1
-        by_class = [
+    stays = np.concatenate(list(left_out(len(first.targets)))) == 1
+
+    def lead(kept: np.ndarray) -> float:
+        """The difference of the means of four classes' accuracies."""
+        one, other = (
             np.mean([each.answers[kept & (each.targets == label)].mean() for label in range(4)])
             for each in (first, second)
-        ]
-        leads.append(by_class[0] - by_class[1])
-    groups = len(leads)
-    error = np.sqrt((groups - 1) / groups * np.square(leads - np.mean(leads)).sum())
+        )
+        return float(one - other)
+
+    groups, pairs = len(stays), group_pairs(len(first.targets))
+    leads = np.array([lead(kept) for kept in stays])
+    twice = [
+        groups * lead(stays[0] | True) - (groups - 1) * (leads[i] + leads[j]) + (groups - 2) * lead(stays[i] & stays[j])
+        for i, j in pairs
+    ]
+    error = np.sqrt((groups - 1) / groups * np.square(leads - leads.mean()).sum() - np.var(twice) / 4)
     one, other = (each.metric.percent(each.answers, each.targets) for each in (first, second))
     assert first.p_value(second) == pytest.approx(2 * stats.t.sf(abs(one - other) / 100 / error, groups - 1))
 
