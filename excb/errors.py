@@ -61,6 +61,10 @@ class RefusedFileError(OSError):
         return str(self.strerror)
 
 
+class NotTextError(RefusedFileError, ValueError):
+    """A file that is no text in its encoding: refused like others, and damaged for those who parse it."""
+
+
 def require(holds: bool, message: str) -> None:
     """Raise `UserError(message)` unless `holds`."""
     if not holds:

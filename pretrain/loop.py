@@ -343,7 +343,8 @@ class TrainingLoop:
         return asked
 
     def _step(self, batch: ViewBatch) -> tuple[Step, torch.Tensor]:
-        for file in self.state.broken.count(batch):
+        epoch = self.trainer.schedules.steps_per_epoch * self.recipe.optim.batch
+        for file in self.state.broken.count(batch, images=len(self.state.images), epoch=epoch):
             self.reporter.warn(f"{file.path} cannot be read ({file.reason}); {file.replacement} replaces it")
         if self.profile is not None:
             self.profile.batch_ready()

@@ -78,7 +78,7 @@ def embed(
         options |= {"workers": 0, "no_cache": True}
     values = {"ckpt": ckpt, "data": given if isinstance(given, str) else None, **options}
     chosen = of_values(EmbedOptions, values, owner="embed", refused=refused)
-    loads = "" if isinstance(ckpt, nn.Module) else os.fspath(ckpt)
+    loads: str | os.PathLike[str] = "" if isinstance(ckpt, nn.Module) else ckpt
     reporter = Reporter(quiet=quiet or not is_rank0())
     with joined(chosen.device, stay=True) as device:
         task = open_embedding(chosen, device, reporter, None if isinstance(given, str) else given)

@@ -38,7 +38,6 @@ def read_listing(file: Path, encoding: str = "utf-8-sig", errors: str = "strict"
 
     Raises:
         OSError: as `read_text`, and RefusedFileError where it has too many lines or cells.
-        UnicodeDecodeError: it is not text in this encoding.
     """
     text = read_text(file, encoding, errors)
     try:

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from io import BufferedReader
 from pathlib import Path
 
-from excb.errors import RefusedFileError, UserError, first_line
+from excb.errors import NotTextError, RefusedFileError, UserError, first_line
 
 VARIABLE = "EXCB_MEMORY_LIMIT"
 GB = 10**9
@@ -93,10 +93,14 @@ def read_text(file: Path, encoding: str = "utf-8", errors: str = "strict", most:
     r"""All text of a file, with \n at the ends of lines.
 
     Raises:
-        OSError: see `read_bytes`.
-        UnicodeDecodeError: it is not text in this encoding.
+        OSError: see `read_bytes`; NotTextError: it is not text in this encoding.
     """
-    text = read_bytes(file, most).decode(encoding, errors)
+    try:
+        text = read_bytes(file, most).decode(encoding, errors)
+    except UnicodeDecodeError as error:
+        name = {"utf-8-sig": "UTF-8"}.get(encoding, encoding.upper())
+        reason = f"it is no text in {name} (byte {error.start + 1:,}): save it as {name}"
+        raise NotTextError(errno.EILSEQ, reason, os.fspath(file)) from None
     return text.replace("\r\n", "\n").replace("\r", "\n") if "\r" in text else text
 
 

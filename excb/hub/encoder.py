@@ -1,5 +1,6 @@
 """`excb.Encoder`: a frozen network as a transformer of scikit-learn, from images to vectors."""
 
+import os
 from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self
@@ -10,6 +11,7 @@ from sklearn.utils import Tags
 from torch.nn import functional
 
 from excb.errors import require
+from excb.hub.resolve import lasting
 
 if TYPE_CHECKING:
     from excb.hub.backbone import Backbone
@@ -98,8 +100,9 @@ class Encoder(TransformerMixin, BaseEstimator):  # type: ignore[misc]  # scikit-
         return known[1]
 
     def __getstate__(self) -> dict[str, Any]:
-        """Without the network: another process loads it by name."""
-        return {name: value for name, value in super().__getstate__().items() if name != "_loaded"}
+        """Without the network: another process loads it by name, in any working directory."""
+        state = {name: value for name, value in super().__getstate__().items() if name != "_loaded"}
+        return state | {"ckpt": lasting(self.ckpt)} if isinstance(self.ckpt, str | os.PathLike) else state
 
     def __sklearn_is_fitted__(self) -> bool:
         return True

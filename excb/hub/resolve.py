@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from excb.errors import UserError, nearest_name, nearest_path
+from excb.errors import UserError, nearest_name, nearest_path, require
 from excb.hub.catalogue import CONFIG, Checkpoint, bundled_folder, checkpoints, find, find_at, find_built_in, names
 from excb.remote import byte_ranges
 from excb.remote.home import folder_of, home
@@ -39,6 +39,7 @@ def resolve(name: str | os.PathLike[str], *, network: Literal["teacher", "studen
         UserError: there is no such name, or it has no weights.
     """
     if not isinstance(name, str):  # a path, or a run
+        require(isinstance(name, os.PathLike), f"a checkpoint is a name, a path or a run, not {name!r}")
         path = Path(name)
         return Resolved(str(path), path)
     if name.startswith(WEB):
@@ -57,6 +58,13 @@ def resolve(name: str | os.PathLike[str], *, network: Literal["teacher", "studen
             raise UserError(f"{row.name} has no weights to load: {row.note or row.source}")
         return Resolved(row.name, there, row.locations, _imported_name(row, network), row)
     return Resolved(name, _path(name))
+
+
+def lasting(name: str | os.PathLike[str]) -> str:
+    """The name as it holds in any working directory, to be stored: a path to something that is there is absolute."""
+    text = os.fspath(name)
+    a_name = isinstance(name, str) and (name.startswith((*WEB, HUB, TIMM, UNTRAINED, PYPI)) or find(name) is not None)
+    return text if a_name or not os.path.lexists(text) else os.path.abspath(text)  # noqa: PTH100 - links stay links
 
 
 def is_known(name: str) -> bool:

@@ -140,12 +140,20 @@ def _keep(kind: str, digests: Mapping[str, bytes]) -> None:
 
     def write(table: Any) -> None:
         table.execute(f"CREATE TABLE IF NOT EXISTS digests ({columns}) WITHOUT ROWID")
-        if table_file().stat().st_size > MOST_BYTES:
+        if _held(table) > MOST_BYTES:
             table.execute("DELETE FROM digests")
         table.executemany("INSERT OR REPLACE INTO digests VALUES (?, ?, ?)", rows)
         table.commit()
 
     _in_table(write, new=True)
+
+
+def _held(table: Any) -> int:
+    """Bytes of the pages that hold rows: emptied pages stay in the file, for new rows."""
+    pages, free, size = (
+        table.execute(f"PRAGMA {name}").fetchone()[0] for name in ("page_count", "freelist_count", "page_size")
+    )
+    return int((pages - free) * size)
 
 
 def _in_table(work: Callable[[Any], T], *, new: bool = False) -> T | None:

@@ -126,7 +126,7 @@ class ResultRecord:
         """
         try:
             return cls.from_json(read_text(file), source=str(file))
-        except (OSError, UnicodeDecodeError) as error:
+        except OSError as error:
             raise UserError(f"cannot read the result {file}: {error}") from None
 
     @classmethod

@@ -79,8 +79,8 @@ class LabelTable:
                 f"{len(gone):,} of {plural(len(label_of), 'image')} of {self.file} not in {root}, such as "
                 f"{gone[0]}: paths start in that folder and have their extensions"
             )
-        listed, folders = set(self._labels(None)), {str(PurePosixPath(path).parent) for path in label_of}
-        rest = [p for p in scan.paths if p not in listed and str(PurePosixPath(p).parent) in folders]
+        listed = set(self._labels(None))
+        rest = [path for path in scan.paths if path not in listed]
         ledger = scan.ledger
         if rest:
             note(f"left out of {root}: {plural(len(rest), 'image')} without a row in {self.file}, such as {rest[0]}")

@@ -98,7 +98,7 @@ def read_list(file: Path | str, root: Path | str | None = None) -> ImageSet:
     file = Path(file)
     try:
         lines = read_listing(file).splitlines()  # Windows editors put a mark before the first line
-    except (OSError, UnicodeDecodeError) as error:
+    except OSError as error:
         raise UserError(f"cannot read the list {file}: {error}") from None
     paths = [line.strip() for line in lines if line.strip() and not line.lstrip().startswith("#")]
     if not paths:

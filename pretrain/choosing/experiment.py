@@ -65,6 +65,7 @@ class TrialRunner:
     _trials: list[Trial] = field(default_factory=list, init=False)
     _skipped: dict[str, str] = field(default_factory=dict, init=False)
     _too_slow: list[str] = field(default_factory=list, init=False)  # networks that were skipped for lack of time
+    _failed: dict[str, str] = field(default_factory=dict, init=False)  # short runs
     _best: FrozenNetwork | None = field(default=None, init=False)
     _slowdown: float = field(default=SLOWDOWN, init=False)
     _stopped: int = field(default=0, init=False)  # exit code of a short run that was asked to stop
@@ -98,6 +99,7 @@ class TrialRunner:
             dict(self._skipped),
             self._stopped,
             tuple(self._too_slow),
+            dict(self._failed),
         )
 
     @property
@@ -179,6 +181,7 @@ class TrialRunner:
             try:
                 self._short_run(planned, seconds)
             except UserError as error:  # such as a loss that diverged: that is a finding
+                self._failed[planned.name] = str(error)
                 self._skip(planned.name, str(error))
 
     def _short_run(self, planned: PlannedRun, seconds: float) -> None:

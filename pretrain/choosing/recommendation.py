@@ -54,7 +54,8 @@ def recommend(experiment: Experiment) -> Recommendation:
             f"({student.margin(frozen):.1f} points), and cheaper to use ({_price(student, frozen)})"
         )
         return Recommendation("distil", student, reason, tuple(_remarks(experiment, frozen)))
-    return Recommendation("use", frozen, ahead, tuple(_remarks(experiment, frozen)))
+    untried = _untried(experiment) if not experiment.of("distilled", "adapted", "pretrained") else []
+    return Recommendation("use", frozen, ahead, (*_remarks(experiment, frozen), *untried))
 
 
 def _without_network(experiment: Experiment, reference: Trial, frozen: Trial | None, tries: int) -> Recommendation:
@@ -74,6 +75,9 @@ def _without_network(experiment: Experiment, reference: Trial, frozen: Trial | N
         return Recommendation(
             action, run, f"{none}, and already {_said(run)} is {ahead} after a short run", tuple(remarks)
         )
+    if not experiment.of("distilled", "adapted", "pretrained"):
+        more = () if untried else _untried(experiment)
+        return Recommendation("undecided", None, f"{none}, and no short run was tried", (*remarks, *more))
     few = "label some dozen to some hundred of them (--labels FILE.csv)"
     return Recommendation(
         "undecided",
@@ -81,6 +85,14 @@ def _without_network(experiment: Experiment, reference: Trial, frozen: Trial | N
         f"{none}, and no short run is {ahead} by more than chance",
         tuple(remarks) if untried else (*remarks, "add images" if experiment.labelled else few),
     )
+
+
+def _untried(experiment: Experiment) -> list[str]:
+    """A remark on why no short run was tried, where that can be changed."""
+    if experiment.failed:
+        name, why = next(iter(experiment.failed.items()))
+        return [f"fix what kept short runs from being tried, and repeat this ({name}: {why})"]
+    return [] if experiment.stopped else ["repeat this with more --minutes, so that short runs are tried"]
 
 
 def _remarks(experiment: Experiment, frozen: Trial) -> list[str]:

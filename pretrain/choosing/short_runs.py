@@ -7,6 +7,7 @@ import torch
 
 from excb.hub.backbone import Backbone
 from excb.images.image_set import Images
+from excb.images.survey import surveyed
 from excb.networks.architecture import RGB
 from excb.networks.outputs import resized_preprocessing
 from excb.networks.preprocessing import Preprocessing
@@ -161,6 +162,10 @@ def fit_run(
         return f"{seconds:.0f} s are not enough: it learns from {alone / slowdown:.2g} images a second here"
     epochs = max(1, affordable // len(images))
     images = evenly_spread(images, min(len(images), affordable))
+    if recipe.data.range is not None and not surveyed(images, recipe.data.pixels).deep:
+        recipe = recipe.change(
+            data={"range": None}
+        )  # the set has images of more than 8 bits, and these are none of them
     optim, adapt = recipe.optim, recipe.adapt
     recipe = recipe.change(
         optim={

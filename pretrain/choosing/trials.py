@@ -96,6 +96,7 @@ class Experiment:
     skipped: Mapping[str, str] = field(default_factory=dict)  # what was not tried, and why
     stopped: int = 0  # exit code of the signal that ended it early
     too_slow: tuple[str, ...] = ()  # networks that were skipped for lack of time
+    failed: Mapping[str, str] = field(default_factory=dict)  # short runs that a mistake ended, and which
 
     def of(self, *kinds: Kind) -> list[Trial]:
         """The trials of these kinds, the best first."""

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from excb.cli import Command, Parser
-from excb.console import Reporter, duration
+from excb.console import Reporter, duration, plural
 from excb.errors import UserError, require
 
 from .options import add_output, add_range, check_gpus, reporter_of, require_images
@@ -130,7 +130,10 @@ def _experiment(
     pixels, labelled = pixels_of(images), None
     if options.labels is not None:
         table = LabelTable.read(options.labels, Path(options.data or options.labels.parent), options.labels.parent)
-        labelled = with_pixels(table.images(None, reporter.note), pixels)
+        labelled = with_pixels(table.images(None, lambda _line: None), pixels)
+        reporter.note(
+            f"measured: {plural(len(labelled), 'image')} with a row in {options.labels}; learned from: others"
+        )
     refuse_among(images, options.out)
     sample = draw_images(images, labelled)
     require(

@@ -1,5 +1,7 @@
 """Unreadable training images: each is named once, all are counted, and a set with too many of them is refused."""
 
+import math
+
 from excb.console import plural
 from excb.distributed.collectives import gather_numbers, gather_objects
 from excb.errors import UserError
@@ -7,9 +9,10 @@ from excb.ledger import NAMED, NOTHING, Ledger, LedgerEntry
 
 from .batch import NO_IMAGE, Broken, ViewBatch
 
-MAX_SHARE = 0.01  # of the images seen may be broken ...
+MAX_SHARE = 0.01  # of a set's images may be broken
 BROKEN = "readings of images that cannot be read"  # the ledger's reason: an image counts once in each epoch
-JUDGED_FROM = 200  # ... once this many were seen
+JUDGED_FROM = 200  # images seen
+CHANCE = 4.0  # standard deviations: a part of a set may hold so many more than its share
 
 
 class BrokenFiles:
@@ -33,8 +36,16 @@ class BrokenFiles:
         names = tuple(sorted(self._named)[:NAMED])
         return Ledger((LedgerEntry(BROKEN, self.found, names, "replaced by other images"),))
 
-    def count(self, batch: ViewBatch) -> list[Broken]:
+    def count(self, batch: ViewBatch, *, images: int, epoch: int) -> list[Broken]:
         """Count a batch of all ranks.
+
+        A set is refused once it holds more than `MAX_SHARE` of broken images for certain, or beyond chance by those
+        that were seen so far: which images come first is no matter.
+
+        Args:
+            batch: of this rank.
+            images: of the set.
+            epoch: images that an epoch reads, each at most once.
 
         Returns:
             This rank's broken files that were not named before.
@@ -53,11 +64,14 @@ class BrokenFiles:
         self.seen += seen
         self.found += found
         seen, found = self.seen - self._before[0], self.found - self._before[1]
-        if hopeless or (seen >= JUDGED_FROM and found > MAX_SHARE * seen):
+        passes = -(-seen // epoch) + (self._before[0] > 0)  # begun ones: a resumed run may be within one
+        likely = MAX_SHARE * seen
+        certain, beyond_chance = found > MAX_SHARE * images * passes, found > likely + CHANCE * math.sqrt(likely)
+        if hopeless or (seen >= JUDGED_FROM and (certain or beyond_chance)):
             names = ", ".join(sorted(set().union(*gather_objects(self._named)))[:3])
             raise UserError.on_all_ranks(
-                f"{found} of {plural(seen, 'image')} seen {'is' if found == 1 else 'are'} broken (more than 1 %), such "
-                f"as {names}: fix them and repeat the command to resume, or start another run without them (another "
-                "--out, init=RUN for its weights)",
+                f"{found:,} of {plural(seen, 'image')} seen {'is' if found == 1 else 'are'} broken (more than 1 % of "
+                f"{images:,}), such as {names}: fix them and repeat the command to resume, or start another run "
+                "without them (another --out, init=RUN for its weights)",
             )
         return new

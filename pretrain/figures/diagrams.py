@@ -157,7 +157,7 @@ def read_points(file: Path) -> list[PublishedRun]:
     """
     try:
         lines = [line for line in read_listing(file).splitlines() if not line.startswith("#")]
-    except (OSError, UnicodeDecodeError) as error:
+    except OSError as error:
         raise UserError(f"cannot read {file}: {error}") from None
     rows = list(csv.DictReader(lines))
     if not rows or not set(COLUMNS) <= rows[0].keys():

@@ -64,7 +64,7 @@ def test_more_than_a_hundredth_is_refused_until_they_are_fixed(many: Path, tmp_p
     kept = {file: file.read_bytes() for file in files}
     ended = damaged(many, out, files)
     assert ended.code == 2, ended.said
-    assert "images seen are broken (more than 1 %), such as class" in ended.error
+    assert "images seen are broken (more than 1 % of 300), such as class" in ended.error
     assert "fix them and repeat the command to resume" in ended.error
     last = check_whole(out)
     assert last >= 8  # judged from the 200th image on

@@ -107,7 +107,7 @@ def read_sizes(folder: Path) -> tuple[ResultRecord, np.ndarray]:
             raise UserError(f"{file} is of protocol {result.protocol}: name a folder of `excb-eval clusters --out`")
         table = file.with_name(result.predictions["file"])
         packed = read_bytes(table)
-    except (OSError, UnicodeDecodeError, KeyError) as error:
+    except (OSError, KeyError) as error:
         raise UserError(
             f"cannot read the clusters in {folder} ({error}): name a folder of `excb-eval clusters --out`"
         ) from None

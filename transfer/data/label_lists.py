@@ -44,7 +44,7 @@ def labelled_by_list(images: ImageSet, train: Images, file: Path) -> ImageSet:
 def _read_labels(file: Path, *, prefix: str) -> dict[str, str]:
     try:
         lines = [line for line in read_listing(file).splitlines() if line.strip()]
-    except (OSError, UnicodeDecodeError) as error:
+    except OSError as error:
         raise UserError(f"cannot read the list {file}: {error}") from None
     labels: dict[str, str] = {}
     for line in lines:

@@ -124,6 +124,8 @@ def _print(findings: "SearchFindings", embeddings: "Embeddings", reporter: Repor
         for place, path in enumerate(group)
     ]
     reporter.table(findings.groups.summary, ["group", "images", "", "image"], rows)
+    if findings.groups.unread:
+        reporter.warn(findings.groups.unread)
     if len(findings.groups) > SHOWN:
         rest = plural(len(findings.groups) - SHOWN, "smaller group is", "smaller groups are")
         reporter.answer(f"{rest} not listed: --json has all")

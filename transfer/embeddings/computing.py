@@ -13,6 +13,7 @@ from excb.distributed.collectives import all_succeed, rank
 from excb.errors import UserError, require
 from excb.features.cache import CachedFeatures
 from excb.features.extraction import Extraction, features_of
+from excb.hub.resolve import lasting
 from excb.images.decoding import BrokenImageError
 from excb.images.image_set import Images, clipped_ledger, ledger_of, share_clipped
 from excb.neighbours.unit_rows import Rows
@@ -54,7 +55,7 @@ def compute(
     cache: Path | None,
     reporter: Reporter,
     *,
-    loads: str = "",
+    loads: str | os.PathLike[str] = "",
     name: str = "images",
     name_unreadable: bool = True,
 ) -> Embeddings:
@@ -90,8 +91,10 @@ def compute(
         images.paths if len(kept) == len(images) else [images.paths[index] for index in kept.tolist()]
     )
     backbone = task.backbone
-    model = task.describe_checkpoint() | {"weights_sha256": weights_hash(backbone.network), "loads": loads}
+    model = task.describe_checkpoint() | {"weights_sha256": weights_hash(backbone.network)}
+    model["loads"] = lasting(loads) if loads else ""
     root = os.fspath(images.root)
+    root = os.path.abspath(root) if Path(root).is_dir() else root  # noqa: PTH100 - as the user wrote it, links and all
     own = _with(backbone, task.preprocessing)
     share_clipped(images)
     clipped = clipped_ledger(images)

@@ -153,7 +153,7 @@ class Embeddings(Vectors):
         self, queries: "np.ndarray | Tensor", k: int = 12, *, approximate: bool = False
     ) -> list[list[Match]]:
         """`search` for several vectors [Q, D] in one pass over the images."""
-        require(k >= 1, f"k is {k}: ask for one image at least")
+        require(_is_number(k) and k >= 1, f"k is {k}: ask for a whole number of images, at least one")
         rows = torch.as_tensor(np.asarray(queries, dtype=np.float32))
         fits = rows.ndim == 2 and rows.shape[1] == self.rows.width
         require(
@@ -215,7 +215,7 @@ class Embeddings(Vectors):
         if self.backbone is not None:
             return self.backbone
         from excb.hub.loading import load
-        from excb.hub.resolve import is_known
+        from excb.hub.resolve import is_known, resolve
 
         source = str(self.model.get("loads") or "")
         require(bool(source), "these vectors were made by a network in memory: search by vectors that it makes")
@@ -223,6 +223,12 @@ class Embeddings(Vectors):
             is_known(source),
             f"the file of these vectors names a network elsewhere, {source}: if you trust it, pass the network with "
             f"excb.Embeddings.load(FILE, backbone=excb.load({source!r}))",
+        )
+        place = resolve(source).path
+        require(
+            place is None or place.exists(),
+            f"these vectors were made by {place}, and nothing is there: pass the network with "
+            "excb.Embeddings.load(FILE, backbone=excb.load(PATH))",
         )
         backbone = load(source, network="student" if self.model.get("network") == "student" else "teacher")
         if weights_hash(backbone.network) != self.model.get("weights_sha256"):
@@ -401,7 +407,7 @@ class Embeddings(Vectors):
 
 
 def _is_number(query: object) -> bool:
-    """Whether a query is a row's number; True is none."""
+    """Whether it is a whole number, such as that of a row; True is none."""
     return isinstance(query, int | np.integer) and not isinstance(query, bool)
 
 

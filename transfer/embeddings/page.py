@@ -80,6 +80,7 @@ def _duplicates(groups: NearDuplicates, picture: "Callable[..., Picture]") -> Ga
     notes = [f"{plural(hidden, 'smaller group has', 'smaller groups have')} no picture here."] if hidden else []
     limit = str(groups.threshold or f"cosine from {groups.cosine:g}")
     notes += [f"Near-duplicates: {limit}.", f"Kept: {KEEP}. Cosines are with the kept image."]
+    notes += [f"{groups.unread}."] if groups.unread else []
     counted = f"{plural(len(groups), 'group')} of near-duplicates, {plural(sum(map(len, groups)), 'image')}"
     return GallerySection(counted, shown, notes)
 

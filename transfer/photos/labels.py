@@ -12,6 +12,8 @@ from excb.files.parquet import read_parquet
 from excb.images.image_set import ImageSet
 from excb.sources.label_files import LABELS, LabelTable
 
+from ..embeddings.sources import class_names
+
 UNLABELLED = -1
 LABEL_SETS = ("labels", "tags")  # columns whose cells hold any number of labels
 SEPARATORS, NO_LABEL = ";|,", "-"
@@ -57,7 +59,7 @@ class PhotoLabels:
 
 
 def photo_labels(images: ImageSet, table: Path | str | None, series: str | None) -> PhotoLabels:
-    """The labels that a table gives, else those of sub-folders.
+    """The labels that a table gives, else those of sub-folders, looked for below train, test and val (`class_names`).
 
     Args:
         images: the set.
@@ -70,9 +72,11 @@ def photo_labels(images: ImageSet, table: Path | str | None, series: str | None)
     """
     if table is None:
         require(series is None, f"series={series!r} is a column of a table of labels: name its file, too")
-        if images.labels is None or images.classes is None:
-            return PhotoLabels((), np.full(len(images), UNLABELLED))
-        return PhotoLabels(images.classes, np.asarray(images.labels, np.int64))
+        names = class_names(images, np.arange(len(images)))
+        known = tuple(sorted({name for name in names or () if name is not None}))
+        index = {name: number for number, name in enumerate(known)}
+        numbers = [UNLABELLED if name is None else index[name] for name in names or [None] * len(images)]
+        return PhotoLabels(known, np.array(numbers, np.int64))
     rows = _read(Path(table), images.root)
     several = not {*LABELS} & {*rows.columns} and bool({*LABEL_SETS} & {*rows.columns})
     labels = (

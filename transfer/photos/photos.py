@@ -62,7 +62,7 @@ class Photos:
 
     Args:
         folder: of images, at any depth. If all of them are in sub-folders, these are the classes, unless there is a
-            table of labels.
+            table of labels. Below train, test and val, their sub-folders are, and all images are one set.
         labels: a CSV or Parquet file with the columns path (below the folder) and label; a row without a label, like an
             image without a row, is an image without one. With the column labels instead, a cell holds any number of
             them, separated by ; | or a comma, and - says that an image has none.
@@ -104,6 +104,11 @@ class Photos:
         self._range = range
         self._scanned = found
         self._scanned.ledger.tell(self._reporter)
+        if labels is None and found.classes is not None:
+            below = "" if found.classes == self.labels.classes else f" below {' and '.join(found.classes)}, all one set"
+            self._reporter.note(
+                f"labels: the sub-folders{below}, {plural(len(self.labels.classes), 'class', 'classes')}"
+            )
         self.networks: tuple[str, ...] = tuple(os.fspath(name) for name in networks) or self._fitting()
 
     def _fitting(self) -> tuple[str, ...]:

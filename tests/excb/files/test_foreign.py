@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from excb.errors import RefusedFileError, UserError, as_user_error
+from excb.errors import NotTextError, RefusedFileError, UserError, as_user_error
 from excb.files import foreign, json_text, npy, tensors, toml
 from excb.files.foreign import memory_limit, open_file, parsing, read_bytes, read_text, refuse_special
 
@@ -71,7 +71,7 @@ def test_files_are_read_as_they_are(tmp_path: Path) -> None:
     with open_file(file) as stream:
         assert stream.read() == file.read_bytes()
     assert read_text(file, "utf-8-sig", errors="replace") == file.read_text("utf-8-sig", errors="replace")
-    with pytest.raises(UnicodeDecodeError):
+    with pytest.raises(NotTextError, match=r"it is no text in UTF-8 \(byte 11\): save it as UTF-8"):
         read_text(file)
     with pytest.raises(IsADirectoryError):
         read_bytes(tmp_path)

@@ -75,6 +75,15 @@ def test_a_pickle_loads_the_network_again_and_does_not_hold_it(files: list[str],
     assert np.allclose(again.transform(files[:3]), expected[:3], atol=1e-5)
 
 
+def test_a_pickle_finds_a_path_from_any_working_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "run").mkdir()
+    monkeypatch.chdir(tmp_path)
+    assert pickle.loads(pickle.dumps(excb.Encoder("run"))).ckpt == str(tmp_path / "run")
+    (tmp_path / CKPT).mkdir()  # a name of the catalogue comes first
+    for name in (CKPT, "timm:run", "nowhere"):
+        assert pickle.loads(pickle.dumps(excb.Encoder(name))).ckpt == name
+
+
 def test_settings_are_those_of_the_moment(files: list[str], expected: np.ndarray) -> None:
     encoder = excb.Encoder(CKPT)
     plain = clone(encoder).set_params(normalize=False).transform(files[:2])

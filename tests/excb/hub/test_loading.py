@@ -407,11 +407,14 @@ def test_config_of_another_program_is_refused(run: Path, tmp_path: Path, change:
         excb.load(folder)
 
 
-@pytest.mark.parametrize("text", [b"", b"{", b"[]", b"\xff\xfe", b"null"])
+@pytest.mark.parametrize("text", [b"", b"{", b"[]", b"null"])
 def test_config_that_is_no_json_object_is_refused(run: Path, tmp_path: Path, text: bytes) -> None:
     folder = export(str(run), tmp_path / "exported")
     (folder / "config.json").write_bytes(text)
     with pytest.raises(UserError, match=r"config\.json was not written by `excb-zoo export`"):
+        excb.load(folder)
+    (folder / "config.json").write_bytes(b"\xff\xfe")
+    with pytest.raises(UserError, match=r"config\.json \(it is no text in UTF-8 \(byte 1\): save it as UTF-8\)"):
         excb.load(folder)
 
 

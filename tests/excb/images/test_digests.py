@@ -142,6 +142,26 @@ def test_a_full_disk_costs_time_only(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.usefixtures("settled")
+def test_a_table_beyond_its_limit_is_emptied_once_and_used_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The emptied file stays as large as it was; what is written then stays in it, all kinds of one call."""
+    many, files = Files(tmp_path / "a", 3000), Files(tmp_path / "b", 20)
+    many.digests()
+    monkeypatch.setattr(digests, "MOST_BYTES", digests.table_file().stat().st_size // 2)
+
+    def both(number: int) -> tuple[bytes | None, bytes | None]:
+        content = files._contents(number)
+        return content, content
+
+    for turn in range(3):
+        files.read.clear()
+        digests.keep_digests((KIND, "other"), files.paths, both)
+        assert files.read == ([] if turn else [*range(20)])
+    assert many.digests()[1] == [*range(3000)]
+
+
+@pytest.mark.usefixtures("settled")
 def test_several_writers_at_once_lose_nothing(tmp_path: Path) -> None:
     some = [Files(tmp_path / str(number), 20) for number in range(8)]
     with ThreadPoolExecutor(len(some)) as pool:

@@ -158,6 +158,21 @@ def test_images_without_a_row_are_left_out_and_counted(flat: Path) -> None:
     )
 
 
+def test_all_images_without_a_row_are_counted_wherever_they_lie(tmp_path: Path) -> None:
+    for folder in ("named", "other"):
+        write_images(tmp_path / folder, 3)
+    table(tmp_path / "labels.csv", {"named/00.png": "a", "named/01.png": "b"})
+    noted: list[str] = []
+    assert len(images_of(str(tmp_path), note=noted.append)) == 2
+    assert "4 images without a row" in noted[-1]
+
+
+def test_a_table_in_another_encoding_is_refused_in_words(flat: Path) -> None:
+    (flat / "train/labels.csv").write_bytes("path,label\n00.png,Küche\n".encode("latin-1"))
+    with pytest.raises(UserError, match=r"labels.csv: it is no text in UTF-8 \(byte 20\): save it as UTF-8"):
+        images_of(str(flat / "train"))
+
+
 def test_numbers_are_in_their_order(flat: Path) -> None:
     table(flat / "train/labels.csv", {path: f"{index}" for index, path in enumerate(TRAIN, 5)})
     table(flat / "test/labels.csv", {path: f"{index}" for index, path in enumerate(TEST, 5)})

@@ -172,14 +172,21 @@ def test_a_request_to_stop_keeps_what_was_measured(
     assert set(tried.skipped.values()) == {"stopped"}
 
 
-def test_short_runs_share_the_range_of_the_images(images: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("deep", [True, False])
+def test_short_runs_share_the_range_of_the_images(
+    images: Path, deep: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """But for those whose images, of a set of several depths, all have 8 bits: these are as they are."""
     monkeypatch.setattr(short_runs, "measure_step", lambda *_args, **_more: StepSpeed(10.0, 8, 1, None))
-    sample = draw_images(scan_folder(images))
+    if deep:
+        for number in range(210):
+            Image.fromarray(np.full((32, 32), 9 * number, np.uint16)).save(tmp_path / f"{number}.png")
+    sample = draw_images(scan_folder(tmp_path if deep else images))
     base = small_base(sample, "data.range=0..4095")
     (*_, last) = short_runs.planned_runs(base, len(sample.learned), None)
     fitting = short_runs.fit_run(last, base, sample.learned, 60, torch.device("cpu"), slowdown=1.0)
     assert isinstance(fitting, short_runs.ShortRun)
-    assert fitting.recipe.data.range == "0..4095"
+    assert fitting.recipe.data.range == ("0..4095" if deep else None)
     assert fitting.recipe.optim.epochs == 600 // len(sample.learned)
 
 

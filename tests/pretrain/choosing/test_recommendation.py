@@ -89,10 +89,26 @@ def test_a_network_that_was_not_tried_for_lack_of_time_is_named_and_more_minutes
     assert recommend(replace(experiment(FROZEN), too_slow=("larger",))).action == "use"
 
 
+def test_what_was_not_tried_is_not_said_to_be_behind() -> None:
+    """That no short run is ahead would be untrue, and more images would not help."""
+    for tried, action in (((), "undecided"), ((FROZEN,), "use")):
+        short = recommend(experiment(*tried))
+        failed = recommend(replace(experiment(*tried), failed={"weak": "3 images are broken"}))
+        stopped = recommend(replace(experiment(*tried), stopped=130))
+        assert {made.action for made in (short, failed, stopped)} == {action}
+        if not tried:
+            assert all(made.reason.endswith("and no short run was tried") for made in (short, failed, stopped))
+        assert any("more --minutes" in remark for remark in short.remarks)
+        assert failed.remarks[-1].endswith("and repeat this (weak: 3 images are broken)")
+        assert not any("more --minutes" in remark or "broken" in remark for remark in stopped.remarks)
+        assert not any("add images" in remark for made in (short, failed, stopped) for remark in made.remarks)
+
+
 def test_a_network_to_compare_with_is_named_where_none_is_here() -> None:
-    made = recommend(experiment())
+    weak = trial("weak", "pretrained", 29, FAST)
+    made = recommend(experiment(weak))
     assert any("excb-zoo pull" in remark for remark in made.remarks)
     assert made.reason.startswith("no trained network is here, and no short run is ahead of patches (30.0 %)")
-    beaten = recommend(experiment(trial("large", "frozen", 31, SLOW)))
+    beaten = recommend(experiment(trial("large", "frozen", 31, SLOW), weak))
     assert not any("excb-zoo pull" in remark for remark in beaten.remarks)
     assert beaten.reason.startswith("no network at hand is ahead of patches (30.0 %), the best reference, by more than")

@@ -42,7 +42,10 @@ def test_written_means_readable(ending: str, tmp_path: Path, monkeypatch: pytest
     file = made().save(tmp_path / f"a.{ending}")
     before = file.read_bytes()
     writer, reader = files.FORMATS[f".{ending}"]
-    for wrong in (lambda made, file: file.write_bytes(b"x"), lambda made, file: writer(made[:40], file)):
+    for wrong in (
+        lambda made, file, meta: file.write_bytes(b"x"),
+        lambda made, file, meta: writer(made[:40], file, meta),
+    ):
         monkeypatch.setitem(files.FORMATS, f".{ending}", (wrong, reader))
         with pytest.raises(UserError, match="is not written, since it could not be read again"):
             made().save(file)

@@ -175,7 +175,7 @@ def test_a_group_says_which_file_to_keep(tmp_path: Path) -> None:
     assert near == [["=b.png", "a.png", "c.png", "gone.png"]]
     (group,) = near
     assert (group.keep, group.representative) == ("=b.png", "a.png")  # as many pixels and bytes as a.png
-    assert group.others == ["a.png", "c.png", "gone.png"]
+    assert group.others == ["a.png", "c.png"]  # gone.png may have had the most pixels
     assert group.weakest == pytest.approx(np.cos(np.deg2rad(6)))
     wide = made.near_duplicates(0.5)
     assert wide[0].keep == "d.png"
@@ -185,11 +185,21 @@ def test_a_group_says_which_file_to_keep(tmp_path: Path) -> None:
     assert rows[0] == ["group", "keep", "path", "cosine", "width", "height", "bytes"]
     assert rows[1] == ["1", "yes", "./=b.png", "1.000000", "30", "20", stored]
     assert rows[2] == ["1", "no", "a.png", f"{np.cos(np.deg2rad(3)):.6f}", "30", "20", stored]
-    assert rows[4] == ["1", "no", "gone.png", f"{np.cos(np.deg2rad(6)):.6f}", "", "", ""]
+    assert rows[4] == ["1", "", "gone.png", f"{np.cos(np.deg2rad(6)):.6f}", "", "", ""]
     assert repr(near).splitlines() == [
         "1 group of near-duplicates, 4 images in them, with a cosine of 0.9985 or more",
-        "  keep =b.png, not a.png, c.png, gone.png",
+        f"1 file of these groups, such as gone.png, cannot be read below {tmp_path}: nothing is said about them",
+        "  keep =b.png, not a.png, c.png",
     ]
+
+
+def test_where_no_file_can_be_read_none_is_kept(tmp_path: Path) -> None:
+    made = Embeddings(ArrayRows(np.ones((2, 2), np.float32)), ["a.png", "b.png"], "nowhere", {})
+    near = made.near_duplicates(0.9)
+    assert (near[0].keep, near[0].others) == ("", [])
+    assert [row.split(",")[1] for row in near.to_csv(tmp_path / "near.csv").read_text().splitlines()[1:]] == ["", ""]
+    assert "2 files of these groups, such as a.png, cannot be read below nowhere" in repr(near)
+    assert "  alike: a.png, b.png" in repr(near)
 
 
 def test_the_command_calibrates_and_writes_a_table(

@@ -5,6 +5,7 @@ import io
 import json
 import os
 import re
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -61,6 +62,41 @@ def test_search_after_loading_uses_the_network_and_the_preprocessing_of_the_file
     other = excb.Embeddings(loaded.rows, loaded.paths, loaded.root, {**loaded.model, "weights_sha256": "0"})
     with pytest.raises(UserError, match="has other weights than made these vectors: embed the images again"):
         other.search(photos / "01.png")
+
+
+@pytest.mark.parametrize("moved", [False, True])
+def test_images_and_network_are_found_from_any_working_directory(
+    run: Path, photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moved: bool
+) -> None:
+    """They were named by relative paths; the folder with all three may move, but for the network."""
+    here = tmp_path / "here"
+    shutil.copytree(run, here / "run")
+    shutil.copytree(photos, here / "photos")
+    monkeypatch.chdir(here)
+    made = excb.embed("run", "photos", workers=0, quiet=True)
+    made.save(here / "files.npz")
+    monkeypatch.chdir(tmp_path)
+    assert made.search(here / "photos/04.png", k=1)[0].path == "04.png"
+    assert all(file.is_file() for file in made.files(made.paths))
+    if moved:
+        shutil.move(here, tmp_path / "there")
+    folder = tmp_path / ("there" if moved else "here")
+    loaded = excb.Embeddings.load(folder / "files.npz")
+    assert Path(loaded.root) == folder / "photos"
+    near, kept = loaded.near_duplicates(0.0), made.near_duplicates(0.0)
+    assert all(group.keep for group in near)
+    assert moved or near == kept
+    if not moved:
+        assert loaded.search(folder / "photos/04.png", k=1)[0].path == "04.png"
+        return
+    with pytest.raises(UserError, match=f"made by {here / 'run'}, and nothing is there: pass the network with"):
+        loaded.search(folder / "photos/04.png")
+
+
+@pytest.mark.parametrize("k", [0, 2.5, True, "3"])
+def test_k_is_a_whole_number(run: Path, photos: Path, k: Any) -> None:
+    with pytest.raises(UserError, match=f"k is {k}: ask for a whole number of images, at least one"):
+        excb.embed(run, photos, workers=0, quiet=True).search(0, k=k)
 
 
 @pytest.mark.parametrize(

@@ -56,6 +56,22 @@ def photos(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> excb.Photo
     return excb.Photos(folder, table, networks=[NETWORK], device="cpu", quiet=True)
 
 
+@pytest.mark.parametrize("splits", [("train", "test"), ("train", "val")])
+def test_train_and_test_are_no_classes(
+    splits: tuple[str, ...], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The README's folder: `photos/train` and `photos/test` hold one folder per class."""
+    for split in splits:
+        for name in ("ant", "bee"):
+            write_colours(tmp_path / "photos" / split / name, each=1)
+    made = excb.Photos(tmp_path / "photos", networks=[NETWORK], device="cpu")
+    assert made.labels.classes == ("ant", "bee")
+    names = [made.labels.name(index) for index in range(len(made))]
+    assert names == [path.split("/")[1] for path in made.images.paths]
+    below = " and ".join(sorted(splits))
+    assert f"labels: the sub-folders below {below}, all one set, 2 classes" in capsys.readouterr().err
+
+
 def test_the_rest_is_guessed(photos: excb.Photos) -> None:
     guessed = photos.predict(sure=0.8)
     assert [each.path for each in guessed.guesses] == [

@@ -28,7 +28,7 @@ def _names(file: Path) -> tuple[str, ...]:
     """
     try:
         lines = read_listing(file, "utf-8").splitlines()[1:]
-    except (OSError, UnicodeDecodeError) as error:
+    except OSError as error:
         raise UserError(f"cannot read {file} ({error}): it comes with the images and names the classes") from None
     names = tuple(line.split("\t")[-1].split(",")[0].strip() for line in lines if line.strip())
     require(

@@ -27,7 +27,7 @@ def _open(root: Path, split: Split) -> MaskFiles:
 def _names(file: Path) -> tuple[str, ...]:
     try:
         names = tuple(line.strip() for line in read_listing(file, "utf-8").splitlines() if line.strip())
-    except (OSError, UnicodeDecodeError) as error:
+    except OSError as error:
         raise UserError(
             f"cannot read {file} ({error}): it holds the names of the classes, a line each; the first is value 0"
         ) from None

@@ -152,7 +152,7 @@ def listed(root: Path, names: Path, image: str, mask: str) -> tuple[tuple[str, .
     """
     try:
         lines = [line.split()[0] for line in read_listing(names, "utf-8").splitlines() if line.strip()]
-    except (OSError, UnicodeDecodeError) as error:
+    except OSError as error:
         raise UserError(f"cannot read the list of images {names} ({error})") from None
     if not lines:
         raise UserError(f"{names} names no image")

@@ -28,8 +28,8 @@ class NearDuplicate:
 
     Attributes:
         path: below the embeddings' root.
-        cosine: with the image of its group that is kept.
-        width: in pixels, upright; None where the file is gone, as for height and size.
+        cosine: with the image of its group that is kept, or with the representative where none is.
+        width: in pixels, upright; None where the file cannot be read, as for height and size.
         height: likewise.
         size: in bytes.
     """
@@ -52,7 +52,7 @@ class DuplicateGroup(Sequence[str]):
 
     Attributes:
         members: the images.
-        keep: the path of the one to keep.
+        keep: the path of the one to keep; empty where none of the files can be read.
         representative: the path of the one that all others are near.
         weakest: the least cosine of any two.
     """
@@ -82,8 +82,8 @@ class DuplicateGroup(Sequence[str]):
 
     @property
     def others(self) -> list[str]:
-        """The paths that are not kept."""
-        return [path for path in self if path != self.keep]
+        """The paths that are not kept, but for files that cannot be read: one of these may have the most pixels."""
+        return [member.path for member in self.members if member.path != self.keep and member.width is not None]
 
 
 @dataclass(frozen=True, eq=False)
@@ -94,11 +94,13 @@ class NearDuplicates(Sequence[DuplicateGroup]):
         groups: these.
         cosine: from which images count as near-duplicates.
         threshold: how the cosine was chosen; None where it was given.
+        root: of the images.
     """
 
     groups: Sequence[DuplicateGroup]
     cosine: float
     threshold: CopyThreshold | None = None
+    root: str = ""
 
     @overload
     def __getitem__(self, key: int) -> DuplicateGroup: ...
@@ -118,7 +120,8 @@ class NearDuplicates(Sequence[DuplicateGroup]):
     def __repr__(self) -> str:
         """The number of groups, and the first of them."""
         rest = len(self) - SHOWN
-        lines = [self.summary, *(f"  keep {group.keep}, not {', '.join(group.others)}" for group in self[:SHOWN])]
+        lines = [self.summary, *([self.unread] if self.unread else [])]
+        lines += [f"  {_advice(group)}" for group in self[:SHOWN]]
         return "\n".join([*lines, *([f"  and {plural(rest, 'smaller group')}"] if rest > 0 else [])])
 
     @property
@@ -128,8 +131,21 @@ class NearDuplicates(Sequence[DuplicateGroup]):
         found = f", which finds {self.threshold.found_percent:.0f} % of altered copies" if self.threshold else ""
         return f"{counted}, with a cosine of {self.cosine:.4g} or more{found}"
 
+    @property
+    def unread(self) -> str:
+        """A sentence on files that cannot be read, about which nothing is advised; empty where all can."""
+        paths = [each.path for group in self for each in group.members if each.width is None]
+        if not paths:
+            return ""
+        return (
+            f"{plural(len(paths), 'file')} of these groups, such as {paths[0]}, cannot be read below {self.root}: "
+            "nothing is said about them"
+        )
+
     def to_csv(self, file: str | Path) -> Path:
-        """Write FILE.csv: group, keep (yes or no), path, cosine with the kept image, width, height and bytes.
+        """Write FILE.csv: group, keep (yes or no, or empty), path, cosine with the kept image, width, height and bytes.
+
+        `keep` is empty for files that cannot be read, since their pixels and bytes are not known.
 
         Raises:
             UserError: it cannot be written.
@@ -140,7 +156,7 @@ class NearDuplicates(Sequence[DuplicateGroup]):
     def _rows(self) -> Iterator[list[Any]]:
         for number, group in enumerate(self, 1):
             for each in group.members:
-                kept = "yes" if each.path == group.keep else "no"
+                kept = "" if each.width is None else "yes" if each.path == group.keep else "no"
                 cosine = f"{each.cosine:.6f}"
                 yield [number, kept, path_cell(each.path), cosine, each.width, each.height, each.size]
 
@@ -170,7 +186,13 @@ def find_near_duplicates(
     limit = threshold.cosine if threshold is not None else float(cosine or 0)
     with reporter.progress("pairs of images", len(embeddings)) as bar:
         stars = star_groups(embeddings.rows, limit, bar.advance, also=alike or ())
-    return NearDuplicates([_group(embeddings, star) for star in stars], limit, threshold)
+    return NearDuplicates([_group(embeddings, star) for star in stars], limit, threshold, embeddings.root)
+
+
+def _advice(group: DuplicateGroup) -> str:
+    if not group.keep:
+        return f"alike: {', '.join(group)}"
+    return f"keep {group.keep}" + (f", not {', '.join(group.others)}" if group.others else "")
 
 
 def _group(embeddings: Vectors, star: Sequence[int]) -> DuplicateGroup:
@@ -178,13 +200,14 @@ def _group(embeddings: Vectors, star: Sequence[int]) -> DuplicateGroup:
     rows = sorted(star)
     unit = torch.cat([unit_rows(embeddings.rows, row, row + 1) for row in rows])
     files = [_measured(Path(embeddings.root), embeddings.paths[row]) for row in rows]
-    kept = min(range(len(rows)), key=lambda place: files[place].order)
-    cosines = (unit @ unit[kept]).clamp(-1, 1).tolist()
+    measured = [place for place, each in enumerate(files) if each.width is not None]
+    shown = min(measured, key=lambda place: files[place].order, default=rows.index(star[0]))
+    cosines = (unit @ unit[shown]).clamp(-1, 1).tolist()
     members = [
         NearDuplicate(each.path, cosine, each.width, each.height, each.size)
         for each, cosine in zip(files, cosines, strict=True)
     ]
-    return DuplicateGroup(members, files[kept].path, embeddings.paths[star[0]], _weakest(unit))
+    return DuplicateGroup(members, files[shown].path if measured else "", embeddings.paths[star[0]], _weakest(unit))
 
 
 def _weakest(unit: torch.Tensor) -> float:

@@ -6,6 +6,7 @@ import os
 import struct
 import zipfile
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
@@ -58,7 +59,7 @@ def write_vectors(made: Vectors, file: Path) -> Path:
         return csv_table.write_csv(made, file)
     with new_file(file, advice=_ADVICE) as temporary:
         writer, reader = FORMATS[file.suffix]
-        writer(made, temporary)
+        writer(made, temporary, _meta(made, file))
         with read_again(file):
             _, paths, _, labels, _ = reader(temporary, texts_only=True)
             written = labels and [label or "" for label in labels]
@@ -86,7 +87,7 @@ def read_vectors(file: Path) -> Vectors:
             raise ValueError("other contents")
         model, unreadable = dict(facts["model"]), dict(facts["unreadable"])
         ledger = Ledger.from_dict(facts.get("ledger", {}))
-        made = Vectors(ArrayRows(rows), paths, str(facts["root"]), model, unreadable, ledger, labels)
+        made = Vectors(ArrayRows(rows), paths, _root(facts, file), model, unreadable, ledger, labels)
         for name in _CHECKSUMS:
             if checksums is not None and name in checksums:
                 return replace(made, rows=_checked(made, meta, name, checksums[name], file))
@@ -98,15 +99,27 @@ def read_vectors(file: Path) -> Vectors:
         raise UserError(f"{file} holds no embeddings of `excb-eval embed` ({reason}): embed the images again") from None
 
 
-def _meta(made: Vectors) -> str:
-    return json.dumps({"format": FORMAT} | made.describe())
+def _root(facts: dict[str, Any], file: Path) -> str:
+    """The images' folder: as it is stored, or beside the file if both were moved; else the stored text."""
+    stored, beside = str(facts["root"]), str(facts.get("beside") or "")
+    places = [stored, os.path.join(file.parent, beside)] if beside else [stored]  # noqa: PTH118
+    there = next(filter(os.path.isdir, places), None)
+    return stored if there is None else os.path.abspath(there)  # noqa: PTH100 - links stay links
+
+
+def _meta(made: Vectors, file: Path) -> str:
+    beside = {}
+    if Path(made.root).is_dir():
+        with suppress(ValueError):  # another disk
+            beside = {"beside": os.path.relpath(made.root, file.parent)}
+    return json.dumps({"format": FORMAT} | made.describe() | beside)
 
 
 class _Checksums:
     """The checksums of what is written: of every part of the vectors, and of all texts together."""
 
-    def __init__(self, made: Vectors) -> None:
-        self._parts, self._texts = list[int](), _of_texts(made, _meta(made), _XXH3)
+    def __init__(self, made: Vectors, meta: str) -> None:
+        self._parts, self._texts = list[int](), _of_texts(made, meta, _XXH3)
 
     def part(self, vectors: np.ndarray) -> np.ndarray:
         """The same vectors [n, D], as they are stored; call it once for every part in order."""
@@ -138,7 +151,7 @@ def _checked(made: Vectors, meta: str, name: str, checksums: str, file: Path) ->
     return CheckedRows(made.rows.array, parts, each, _CHECKSUMS[name], str(file))
 
 
-def _write_npz(made: Vectors, file: Path) -> None:
+def _write_npz(made: Vectors, file: Path, meta: str) -> None:
     """`vectors` [N, D], `paths` [N], `meta`, JSON, and `labels` [N], "" for none: `numpy.load` needs no pickle."""
     shape = (len(made), made.rows.width)
     with zipfile.ZipFile(file, "w", zipfile.ZIP_STORED) as archive:
@@ -147,7 +160,7 @@ def _write_npz(made: Vectors, file: Path) -> None:
             np.lib.format.write_array_header_1_0(stream, header)
             for part in made.parts():
                 stream.write(np.ascontiguousarray(part, "<f4").data)
-        arrays = {"paths": np.array(list(made.paths), np.str_), "meta": np.array(_meta(made))}
+        arrays = {"paths": np.array(list(made.paths), np.str_), "meta": np.array(meta)}
         if made.labels is not None:
             arrays["labels"] = np.array([label or "" for label in made.labels], np.str_)
         for name, array in arrays.items():
@@ -167,7 +180,7 @@ def _read_npz(file: Path, *, texts_only: bool) -> Contents:
     )
 
 
-def _write_safetensors(made: Vectors, file: Path) -> None:
+def _write_safetensors(made: Vectors, file: Path, meta: str) -> None:
     """`vectors` F32 [N, D], `paths` and `labels` U8: texts separated by zero bytes, as the file system has them."""
     texts = {"paths": b"\0".join(os.fsencode(path) for path in made.paths)}
     if made.labels is not None:
@@ -178,7 +191,7 @@ def _write_safetensors(made: Vectors, file: Path) -> None:
     for name, text in texts.items():
         entries[name] = {"dtype": "U8", "shape": [len(text)], "data_offsets": [end, end + len(text)]}
         end += len(text)
-    checksums, meta = _Checksums(made), _meta(made)
+    checksums = _Checksums(made, meta)
 
     def header() -> bytes:
         facts = {_META: meta, _XXH3: checksums.to_json(-(-len(made) // vectors.AT_ONCE))}
@@ -214,15 +227,15 @@ def _mapped(file: Path, offset: int, shape: Sequence[int]) -> np.ndarray:
     return np.memmap(file, "<f4", "r", offset, tuple(shape))
 
 
-def _write_parquet(made: Vectors, file: Path) -> None:
+def _write_parquet(made: Vectors, file: Path, meta: str) -> None:
     """Columns `path`, `label` and `vector`, a list of float32; the rest is in the schema's metadata, under `excb`."""
     pyarrow, parquet = require_pyarrow(_INSTEAD)
-    checksums = _Checksums(made)
+    checksums = _Checksums(made, meta)
     label = [] if made.labels is None else [("label", pyarrow.string())]
     vector = ("vector", pyarrow.list_(pyarrow.float32(), made.rows.width))
     schema = pyarrow.schema(
         [("path", pyarrow.string()), *label, vector],
-        metadata={_META: _meta(made), _NAMES: json.dumps(_other_names(made))},
+        metadata={_META: meta, _NAMES: json.dumps(_other_names(made))},
     )
     with parquet.ParquetWriter(file, schema) as writer:
         start = 0
@@ -292,7 +305,7 @@ def _rows_of(table: Any) -> np.ndarray:
         return np.concatenate(parts) if parts else np.empty((0, kind.list_size), np.float32)
 
 
-Writer = Callable[[Vectors, Path], None]
+Writer = Callable[[Vectors, Path, str], None]  # of all but vectors, paths and labels: JSON
 
 
 class Reader(Protocol):
