@@ -61,6 +61,7 @@ class TrainingOptions(ProtocolOptions):
     def check(self, _shared: Any) -> None:
         """Raise UserError unless there are seeds, each once."""
         require(0 < len(self.seeds) == len(set(self.seeds)), "--seeds: name at least one seed, and none twice")
+        require(min(self.seeds) >= 0, f"--seeds {min(self.seeds)}: seeds are 0 or more")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -21,6 +21,7 @@ def _measure(task: "Task", options: LayersOptions, reporter: Reporter) -> Measur
 
 
 def _work(task: "Task", options: LayersOptions, _reporter: Reporter) -> Work:
+    from ..probes.recipes import FOLDS
     from ..probes.rows import part_extraction
     from .protocol import checked, storage
 
@@ -28,7 +29,11 @@ def _work(task: "Task", options: LayersOptions, _reporter: Reporter) -> Work:
     then = [storage(task, plan)]
     if options.probe == "linear":
         heads = len(plan.linear.lr) * len(plan.linear.weight_decay)
-        then.append(f"{plural(heads, 'head')} for each cell, {plural(plan.linear.epochs, 'epoch')}")
+        then.append(
+            f"logistic regressions for each cell; {FOLDS} folds choose their penalty, and the cell"
+            if plan.few
+            else f"{plural(heads, 'head')} for each cell, {plural(plan.linear.epochs, 'epoch')}"
+        )
         if options.attentive_blocks == "best":
             then.append("then patches of two blocks in another pass, with attentive probes")
     return Work(

@@ -41,7 +41,7 @@ def _sides(resize: int | None, crop: int | None) -> Fields:
 
 def images_of_result(result: ResultRecord) -> ImagesKey:
     """The images that were used: those of the registry where they are, else any by their fingerprints."""
-    train, test = (_part(result.data, name) for name in ("train", "test"))
+    train, test = _part(result.data, "train"), test_images(result)
     protocol = protocols.protocol_of_result(result.protocol)
     for images in _registered("classes" if protocol is None else protocol.labels):
         if images.test_fingerprint is None:
@@ -55,6 +55,11 @@ def images_of_result(result: ResultRecord) -> ImagesKey:
     root = folder_name(str(test.get("root", "")))
     title = root.rpartition("/")[0] or root or "unnamed images"
     return ImagesKey(f"{_short(test)}", f"{title} ({_short(test)[:8]})", _short(train))
+
+
+def test_images(result: ResultRecord) -> dict[str, Any]:
+    """The part of a result about its test images; empty where there is none."""
+    return _part(result.data, "test")
 
 
 def _part(data: Mapping[str, Any], name: str) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from excb.hub.catalogue import BUNDLED, Checkpoint, find
 from excb.results.result import ResultRecord
 
 from .board import FigureSource, MeasuredResult
+from .submission import check_shown
 
 _NEAR = 2  # a page may link to files that lie at most so many folders above its own
 
@@ -25,7 +26,8 @@ def gather(named: Sequence[Path | ResultRecord], out: Path) -> list[MeasuredResu
         out: folder of the page, which links to files near it.
 
     Raises:
-        UserError: something is missing or damaged, a folder holds no result, or it is none of this version.
+        UserError: something is missing or damaged, a folder holds no result, or it is none of this version, or a board
+            cannot show it (`check_shown`).
     """
     results: dict[str, MeasuredResult] = {}
     for result in (each for each in named if isinstance(each, ResultRecord)):
@@ -33,6 +35,7 @@ def gather(named: Sequence[Path | ResultRecord], out: Path) -> list[MeasuredResu
         results.setdefault(result.to_json(), MeasuredResult(result, FigureSource("measured now"), row))
     for file in results_of([each for each in named if isinstance(each, Path)]):
         result = ResultRecord.read(file)
+        check_shown(file, result)
         results.setdefault(result.to_json(), MeasuredResult(result, _source(file, out), _checkpoint(result, file)))
     for file in _files(BUNDLED):  # a copy of one has its name: claims were read from it
         result = ResultRecord.read(file)

@@ -5,7 +5,7 @@ import re
 from pathlib import Path
 
 from excb.console import plural
-from excb.errors import UserError
+from excb.errors import UserError, require
 from excb.files.atomic import write_text
 from excb.files.foreign import read_text
 from excb.inference import statistics
@@ -48,6 +48,19 @@ def check_result(file: Path) -> list[str]:
     return done
 
 
+def check_shown(file: Path, result: ResultRecord) -> None:
+    """Raise UserError unless a board can show a result: whose and of what it is, and figures that can be."""
+    said = (result.checkpoint.get("weights_sha256"), comparable.test_images(result).get("fingerprint"))
+    require(all(said), f"{file} does not say which weights and which test images it is of: measure again with --out")
+    for name in filter(kind_of, result.figures):
+        try:
+            _figure(result, name)
+        except (TypeError, ValueError) as error:
+            raise UserError(f"{file}: {name} has another form ({error}): measure again") from None
+        except UserError as error:
+            raise UserError(f"{file}: {error}: measure again") from None
+
+
 def submit(file: Path, folder: Path) -> Path:
     """Check one result file, and write it into a leaderboard's folder without the paths of this machine.
 
@@ -82,16 +95,19 @@ def _hashes(result: ResultRecord) -> None:
 
 
 def _figures(result: ResultRecord) -> None:
-    kinds = {name: kind_of(name) for name in result.figures}
-    if not any(kinds.values()):
+    if not any(map(kind_of, result.figures)):
         raise UserError("it holds no figure that a leaderboard shows")
-    for name, value in result.figures.items():
-        kind = kinds[name]
-        if not math.isfinite(value) or ((kind is None or kind.unit == "percent") and not 0 <= value <= 100):
-            raise UserError(f"{name} is {value}: a figure lies between 0 and 100 percent")
-        low, high = result.intervals.get(name, (value, value))
-        if not low <= value <= high:
-            raise UserError(f"{name} is {value}, outside its interval {low} to {high}")
+    for name in result.figures:
+        _figure(result, name)
+
+
+def _figure(result: ResultRecord, name: str) -> None:
+    value, kind = result.figures[name], kind_of(name)
+    if not math.isfinite(value) or ((kind is None or kind.unit == "percent") and not 0 <= value <= 100):
+        raise UserError(f"{name} is {value}: a figure lies between 0 and 100 percent")
+    low, high = result.intervals.get(name, (value, value))
+    if not low <= value <= high:
+        raise UserError(f"{name} is {value}, outside its interval {low} to {high}")
 
 
 def _protocol(result: ResultRecord) -> None:

@@ -86,11 +86,9 @@ def suited(task: Task, options: LinearOptions, reporter: Reporter) -> LinearOpti
 def _reason(task: Task, asked: LinearOptions, options: LinearOptions) -> list[str]:
     """The default on few labels, for whoever knows that on many."""
     few = options.protocol == CROSS_VALIDATED and asked.protocol != options.protocol
-    how = (
-        f"few labels ({plural(len(task.train), 'train image')}, below {FEW_LABELS:,}): logistic regression, "
-        f"{FOLDS} folds"
-    )
-    return [f"{how} choose its penalty"] if few else []
+    how = f"few labels ({plural(len(task.train), 'train image')}, below {FEW_LABELS:,}): logistic regression"
+    chosen = f", {FOLDS} folds choose its penalty" if options.select == "holdout" else ""
+    return [f"{how}{chosen}"] if few else []
 
 
 def _failed(outcome: JudgedGuesses, predictions: Predictions, task: Task, options: LinearOptions) -> list[str]:

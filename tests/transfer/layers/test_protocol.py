@@ -172,6 +172,12 @@ def test_a_dry_run_says_what_is_kept(place: Path, capsys: pytest.CaptureFixture[
     shown = capsys.readouterr().out
     assert "keeps" in shown
     assert "two blocks in another pass" in shown
+    assert "logistic regressions for each cell; 5 folds choose" in shown  # of few labels
+    assert "epoch" not in shown
+    assert main(command(place, "cnn", "--dry-run", "--epochs", "3")) == 0
+    shown = capsys.readouterr().out
+    assert "heads for each cell, 3 epochs" in shown
+    assert "folds" not in shown
 
 
 def test_two_processes_choose_as_one_does(place: Path, tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from excb.inference.accuracy import accuracy_interval, share_interval
 from excb.inference.basis import AS_HITS, BOOTSTRAP
 from excb.inference.means import mean_interval
 from excb.results.result import ResultRecord
+from excb.transfer.leaderboard.gather import gather
 from excb.transfer.leaderboard.submission import check_result, submit, tolerance
 from excb.transfer.reporting.predictions import Predictions
 from excb.transfer.reporting.report import write_result as write_all
@@ -79,6 +80,27 @@ def test_what_is_wrong_is_named(change: dict[str, Any], message: str, tmp_path: 
     file.write_text(json.dumps(json.loads(file.read_text(encoding="utf-8")) | change), encoding="utf-8")
     with pytest.raises(UserError, match=message):
         check_result(file)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (
+            {"figures": {"knn_top1_k20": 150.0}, "intervals": {}},
+            r"knn_top1_k20 is 150\.0: a figure lies between 0 and 100",
+        ),
+        ({"figures": {"knn_top1_k20": 60.0}}, r"knn_top1_k20 is 60\.0, outside its interval 49\.0 to 51\.0"),
+        ({"intervals": {"knn_top1_k20": [90, 80]}}, r"knn_top1_k20 is 50\.0, outside its interval 90 to 80"),
+        ({"checkpoint": {}}, "does not say which weights and which test images it is of"),
+        ({"data": {}}, "does not say which weights and which test images it is of"),
+    ],
+)
+def test_a_board_shows_nothing_that_cannot_be(change: dict[str, Any], message: str, tmp_path: Path) -> None:
+    file = write(tmp_path, "mine.json", result({"knn_top1_k20": 50.0}))
+    assert gather([file], tmp_path)
+    file.write_text(json.dumps(json.loads(file.read_text(encoding="utf-8")) | change), encoding="utf-8")
+    with pytest.raises(UserError, match=f"mine.json.*{message}.*: measure again"):
+        gather([file], tmp_path)
 
 
 def test_runs_that_measure_nothing(tmp_path: Path) -> None:

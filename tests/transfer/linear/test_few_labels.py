@@ -167,6 +167,14 @@ def test_the_vote_is_over_the_mean_of_patches_and_needs_finite_features() -> Non
     assert SameFeatures.of((odd, labels), (task.queries, targets), classes=12, device=CPU) is None
 
 
+@pytest.mark.parametrize("select", ["holdout", "test"])
+def test_the_note_says_folds_only_where_they_choose(select: Any) -> None:
+    task, asked = planted(3), LinearOptions(select=select)
+    (note,) = protocol._reason(task, asked, protocol.suited(task, asked, Reporter(quiet=True)))
+    assert note.startswith("few labels (36 train images, below 1,000): logistic regression")
+    assert ("5 folds choose its penalty" in note) == (select == "holdout")
+
+
 def test_a_line_says_which_head_is_taken(capsys: pytest.CaptureFixture[str]) -> None:
     task = planted(3)
     options = protocol.suited(task, LinearOptions(), Reporter())
