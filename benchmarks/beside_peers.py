@@ -131,13 +131,7 @@ def lightly_views(images: ImageSet, settings: ViewSettings) -> Way:
         local_crop_size=settings.local_size,
         local_crop_scale=settings.local_scale,
         n_local_views=settings.local_views,
-        cj_prob=settings.jitter,
-        cj_strength=1.0,
-        cj_bright=settings.brightness,
-        cj_contrast=settings.contrast,
-        cj_sat=settings.saturation,
-        cj_hue=settings.hue,
-        random_gray_scale=settings.grey,
+        **lightly_colours(settings),
         gaussian_blur=(*settings.blur, settings.blur_local),
         sigmas=settings.blur_sigma,
         solarization_prob=settings.solarize[1],
@@ -149,6 +143,19 @@ def lightly_views(images: ImageSet, settings: ViewSettings) -> Way:
             return transform(Image.open(file).convert("RGB"))
 
     return make
+
+
+def lightly_colours(settings: ViewSettings) -> dict[str, float]:
+    """The changes of colour, as lightly's transforms call them."""
+    return {
+        "cj_prob": settings.jitter,
+        "cj_strength": 1.0,
+        "cj_bright": settings.brightness,
+        "cj_contrast": settings.contrast,
+        "cj_sat": settings.saturation,
+        "cj_hue": settings.hue,
+        "random_gray_scale": settings.grey,
+    }
 
 
 def albumentations_views(images: ImageSet, settings: ViewSettings) -> Way:
@@ -279,13 +286,7 @@ def lightly_simclr(recipe: Recipe, images: ImageSet) -> Step:
     transform = transforms.SimCLRTransform(
         input_size=views.global_size,
         min_scale=views.global_scale[0],
-        cj_prob=views.jitter,
-        cj_strength=1.0,
-        cj_bright=views.brightness,
-        cj_contrast=views.contrast,
-        cj_sat=views.saturation,
-        cj_hue=views.hue,
-        random_gray_scale=views.grey,
+        **lightly_colours(views),
         gaussian_blur=0.0,
     )
     batches = itertools.chain.from_iterable(

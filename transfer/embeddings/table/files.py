@@ -101,8 +101,8 @@ def read_vectors(file: Path) -> Vectors:
 
 def _root(facts: dict[str, Any], file: Path) -> str:
     """The images' folder: as it is stored, or beside the file if both were moved; else the stored text."""
-    stored, beside = str(facts["root"]), str(facts.get("beside") or "")
-    places = [stored, os.path.join(file.parent, beside)] if beside else [stored]  # noqa: PTH118
+    stored = str(facts["root"])
+    places = (stored, os.path.join(file.parent, str(facts.get("beside", stored))))  # noqa: PTH118 - both are text
     there = next(filter(os.path.isdir, places), None)
     return stored if there is None else os.path.abspath(there)  # noqa: PTH100 - links stay links
 
