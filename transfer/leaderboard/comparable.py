@@ -41,7 +41,7 @@ def _sides(resize: int | None, crop: int | None) -> Fields:
 
 def images_of_result(result: ResultRecord) -> ImagesKey:
     """The images that were used: those of the registry where they are, else any by their fingerprints."""
-    train, test = _part(result.data, "train"), test_images(result)
+    train, test = _part(result.data, "train"), test_part(result)
     protocol = protocols.protocol_of_result(result.protocol)
     for images in _registered("classes" if protocol is None else protocol.labels):
         if images.test_fingerprint is None:
@@ -57,7 +57,7 @@ def images_of_result(result: ResultRecord) -> ImagesKey:
     return ImagesKey(f"{_short(test)}", f"{title} ({_short(test)[:8]})", _short(train))
 
 
-def test_images(result: ResultRecord) -> dict[str, Any]:
+def test_part(result: ResultRecord) -> dict[str, Any]:
     """The part of a result about its test images; empty where there is none."""
     return _part(result.data, "test")
 

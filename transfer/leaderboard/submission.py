@@ -50,7 +50,7 @@ def check_result(file: Path) -> list[str]:
 
 def check_shown(file: Path, result: ResultRecord) -> None:
     """Raise UserError unless a board can show a result: whose and of what it is, and figures that can be."""
-    said = (result.checkpoint.get("weights_sha256"), comparable.test_images(result).get("fingerprint"))
+    said = (result.checkpoint.get("weights_sha256"), comparable.test_part(result).get("fingerprint"))
     require(all(said), f"{file} does not say which weights and which test images it is of: measure again with --out")
     for name in filter(kind_of, result.figures):
         try:
