@@ -6,6 +6,7 @@ import os
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from functools import partial
 from io import FileIO
 from pathlib import Path
@@ -101,7 +102,9 @@ class RunFolder:
             self._mirror.receive()
         if extends:
             self._reopen(recipe.steps_per_epoch(len(images)))
-        json_text.write_json({"excb_version": __version__, "recipe": recipe.to_dict(), "data": data}, file)
+        recipe, begun_in = _spelt_as_stored(recipe, self._stored())
+        begun = {"excb_version": __version__, "recipe": recipe.to_dict(), "data": data, "begun_in": begun_in}
+        json_text.write_json(begun, file)
         if self._mirror is not None:
             self._mirror.claim(RECIPE)
 
@@ -298,7 +301,7 @@ def _refuse_others(text: str | bytes, recipe: Recipe, data: dict[str, Any], plac
         more, restarts = old_recipe["optim"]["epochs"] - recipe.optim.epochs, tuple(old_recipe["optim"]["restarts"])
     except (ValueError, KeyError, TypeError, AttributeError):
         raise UserError(_damaged(place)) from None
-    new_recipe = completed(recipe.to_dict())
+    new_recipe = completed(_spelt_as_stored(recipe, text)[0].to_dict())
     others = changes(old_recipe, new_recipe, resumable_changes=(*RESUMABLE_CHANGES, *LENGTH))
     if not others and not extends and recipe.optim.restarts != restarts and more > 0:
         raise UserError(
@@ -318,6 +321,34 @@ def _refuse_others(text: str | bytes, recipe: Recipe, data: dict[str, Any], plac
         advice=f"use the {plural(old_images, 'image')} of {old_root} again, or choose another --out "
         f"(init={place} takes its weights)",
     )
+
+
+def _spelt_as_stored(recipe: Recipe, text: str | bytes | None) -> tuple[Recipe, str]:
+    """The recipe with paths of networks spelt as where its run began, if they lead to the same places; and that folder.
+
+    Args:
+        recipe: of this start, whose relative paths begin in the working directory.
+        text: the `recipe.json` of the run, or None for a new one. Those of earlier versions do not say where it began.
+    """
+    here = str(Path.cwd())
+    try:
+        old = json_text.parse(text) if text is not None else {}
+        begun_in, init, teachers = old["begun_in"], old["recipe"]["init"], old["recipe"]["distil"]["teachers"]
+    except (ValueError, KeyError, TypeError):
+        return recipe, here
+
+    def spelt(name: str | None, before: object) -> str | None:
+        if name is None or not isinstance(before, str):
+            return name
+        places = (os.path.normpath(os.path.join(*each)) for each in ((here, name), (begun_in, before)))  # noqa: PTH118
+        return before if len(set(places)) == 1 else name
+
+    if not isinstance(begun_in, str):
+        return recipe, here
+    named = zip(recipe.distil.teachers, teachers, strict=False) if isinstance(teachers, list) else ()
+    respelt = {name: spelt(name, before) for name, before in named}
+    names = tuple(respelt.get(name) or name for name in recipe.distil.teachers)
+    return replace(recipe, init=spelt(recipe.init, init)).change(distil={"teachers": names}), begun_in
 
 
 @contextmanager

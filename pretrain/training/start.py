@@ -13,6 +13,7 @@ from excb.hub.backbone import Backbone
 from excb.images import jpeg
 from excb.images.image_set import CodedImages
 from excb.method import ExCB
+from excb.networks.backbone import weights_hash
 
 from ..data.feed import BatchFeed
 from ..data.stream_images import StreamImages
@@ -20,6 +21,7 @@ from ..data.stream_order import reader_count
 from ..initialise import build_model, check_backbone, start_from
 from ..recipe import Recipe
 from ..run.journal import EpochStatistics
+from ..run.progress import Progress
 from ..run.run_folder import RunFolder
 from ..step import trainer_for
 from . import teaching
@@ -93,8 +95,10 @@ def start(
     taught = teaching.load_teaching(recipe, device, given)
     model = all_succeed(lambda: _build(recipe, taught))
     contents = run_on_rank0(resume)
+    started_from: str | None = None
     if contents is None and recipe.init is not None:
         reporter.note(run_on_rank0(lambda: start_from(model, recipe, images)))
+        started_from = run_on_rank0(lambda: weights_hash(model.teacher.backbone))
     if contents is not None:
         teaching.refuse_other_teachers(taught, contents.get("teachers", []))
     teaching.prepare_teaching(taught, recipe, feed, reporter, device)
@@ -106,7 +110,8 @@ def start(
         refuse_lost_feedback(recipe, contents, steps=trainer.schedules.steps)
     samples = trainer.schedules.steps_per_epoch * recipe.optim.batch // world_size()
     statistics = EpochStatistics(images, recipe, samples=samples, device=device)
-    state = RunState(recipe, images, trainer, statistics, feed, teaching=taught)
+    progress = Progress(started_from=started_from)
+    state = RunState(recipe, images, trainer, statistics, feed, progress, teaching=taught)
     if contents is not None:
         state.restore(contents, reporter)
     broadcast(trainer.model.state_dict().values())
