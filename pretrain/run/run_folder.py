@@ -22,8 +22,9 @@ from excb.errors import UserError, require
 from excb.files import json_text
 from excb.files.foreign import read_bytes
 from excb.files.run_files import METRICS, RECIPE, REPORT
-from excb.images.image_set import Images, clipped_ledger, ledger_of
+from excb.images.image_set import CodedImages, Images, clipped_ledger, ledger_of
 from excb.images.pixels import EIGHT_BIT, pixels_of
+from excb.images.scanning import refuse_among
 from excb.version import __version__
 
 from ..recipe import Recipe
@@ -138,7 +139,7 @@ class RunFolder:
         """
         assert self._extends is not None
         before, after = self._extends
-        newest = max(map(run_checkpoint.step_of, run_checkpoint.in_run(self.path)), default=0)
+        newest = newest_step(self.path)
         report = self.path / REPORT
         if newest < before * steps_per_epoch and after > before:
             if ended := _why_ended(report):
@@ -226,6 +227,11 @@ def stored_recipe(folder: Path) -> bytes | None:
     return read_bytes(folder / RECIPE) if _has_trained(folder) else None
 
 
+def newest_step(folder: Path) -> int:
+    """The step of the newest checkpoint in a run folder; 0 where there is none."""
+    return max(map(run_checkpoint.step_of, run_checkpoint.in_run(folder)), default=0)
+
+
 def extended(recipe: Recipe, text: str | bytes | None, place: object, epochs: int) -> tuple[int, Recipe]:
     """How many epochs a stored run has, and its recipe with so many more (`RunFolder.extended`).
 
@@ -258,6 +264,24 @@ def _why_ended(report: Path) -> str:
         return str(json_text.parse(read_bytes(report)).get("ended") or "")
     except (OSError, ValueError, AttributeError):
         return ""
+
+
+def refuse_folder(place: RunLocation, recipe: Recipe | None, images: CodedImages, *, extends: bool = False) -> None:
+    """Refuse the folder that a run itself would refuse, before it starts. The folder at a URL is not looked at.
+
+    Args:
+        place: of the run.
+        recipe: with all values that the run takes from images and checkpoints; None if it is not known.
+        images: the training images.
+        extends: the run in the folder is extended.
+
+    Raises:
+        UserError: the folder is among the images, or belongs to a run with another recipe or other images.
+    """
+    if place.url is None:
+        refuse_among(images, place.folder)
+    if recipe is not None:
+        refuse_other_run(place.folder, recipe, facts_of_images(images), extends=extends)
 
 
 def refuse_other_run(folder: Path, recipe: Recipe, data: dict[str, Any], *, extends: bool = False) -> None:

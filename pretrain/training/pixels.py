@@ -36,6 +36,10 @@ def with_their_pixels(images: Any, settings: DataSettings, reporter: Reporter, *
 
     survey = run_on_rank0(look)
     require(
+        settings.channels in (None, 1, survey.pixels.channels),
+        f"the images have {survey.pixels.channels} channels, not {settings.channels}: leave data.channels out",
+    )
+    require(
         settings.range is None or survey.deep,
         "all images have 8 bits, whose range is 0..255: leave data.range out",
     )

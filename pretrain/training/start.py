@@ -1,6 +1,7 @@
 """The start of a run: refuse what cannot train, then build a new run or restore an unfinished one."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -12,20 +13,24 @@ from excb.errors import UserError
 from excb.hub.backbone import Backbone
 from excb.images import jpeg
 from excb.images.image_set import CodedImages
+from excb.images.pixels import pixels_of
 from excb.method import ExCB
 from excb.networks.backbone import weights_hash
 
+from ..channels import fit_channels
 from ..data.feed import BatchFeed
 from ..data.stream_images import StreamImages
 from ..data.stream_order import reader_count
-from ..initialise import build_model, check_backbone, start_from
+from ..initialise import adopted, build_model, check_backbone, start_from
 from ..recipe import Recipe
 from ..run.journal import EpochStatistics
 from ..run.progress import Progress
 from ..run.run_folder import RunFolder
 from ..step import trainer_for
 from . import teaching
+from .pixels import in_colours
 from .state import RunState
+from .statistics import measured
 
 
 def check_run(recipe: Recipe, images: CodedImages | StreamImages) -> None:
@@ -61,6 +66,26 @@ def check_run(recipe: Recipe, images: CodedImages | StreamImages) -> None:
         check_backbone(recipe)
     if isinstance(images, StreamImages):
         reader_count(images, recipe.optim.batch, world_size())
+
+
+def settled(
+    recipe: Recipe, images: CodedImages | StreamImages, note: Callable[[str], None], *, begun: Path | None = None
+) -> Recipe:
+    """The recipe with all values that a run takes from the checkpoint that it starts from, or from its images.
+
+    Args:
+        recipe: as the command line makes it.
+        images: with the record of their pixels (`with_their_pixels`).
+        note: called with a message for each kind of them.
+        begun: the `recipe.json` of the same run, if it was started before.
+
+    Raises:
+        UserError: the checkpoint or the images cannot be read, or do not fit each other or the recipe.
+    """
+    recipe = adopted(recipe, note, begun=begun)
+    images = in_colours(images, recipe.data.colours)  # which the checkpoint may decide
+    recipe = fit_channels(recipe, pixels_of(images).channels, note)
+    return measured(recipe, images.kept if isinstance(images, StreamImages) else images, note)
 
 
 def start(
