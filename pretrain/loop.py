@@ -44,7 +44,7 @@ from .step import NotFiniteError
 from .training import judging
 from .training.epoch_end import EpochEnd
 from .training.pixels import in_colours, with_their_pixels
-from .training.start import check_run, settled, start
+from .training.start import check_run, complete_recipe, start
 from .verdict import print_verdict
 
 T = TypeVar("T")
@@ -112,7 +112,7 @@ def run_training(
     try:
         if extend is not None:
             recipe = run_on_rank0(lambda: _extended(recipe, folder, extend, reporter))
-        recipe = run_on_rank0(lambda: settled(recipe, images, reporter.note, begun=begun))
+        recipe = run_on_rank0(lambda: complete_recipe(recipe, images, reporter.note, begun=begun))
         images = in_colours(images, recipe.data.colours)
         recipe = _with_precision(recipe, folder, device, reporter)
         loop = TrainingLoop(recipe, images, folder, reporter, device, table=table, profile=profile, teachers=teachers)

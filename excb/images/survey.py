@@ -280,10 +280,10 @@ def _channels(kinds: Counter[tuple[str, int]], known: Pixels, name: str) -> int:
 
 def _refuse_other_channels(kinds: Counter[tuple[str, int]], known: Pixels, name: str) -> None:
     """Raise UserError for images that all have other channels than were declared, or than a network was trained on."""
-    counts = " or ".join(str(count) for count in sorted({count for _, count in kinds}))
+    counts = " or ".join(plural(count, "channel") for count in sorted({count for _, count in kinds}))
     require(
         not kinds,
-        f"the images of {name} have {counts} channels, not {known.channels}: choose a network of their channels, or "
+        f"the images of {name} have {counts}, not {known.channels}: choose a network of their channels, or "
         "declare those that they have with data.channels=N (excb-eval: --channels N)",
     )
 

@@ -57,24 +57,24 @@ def run(options: argparse.Namespace) -> int:
     refuse_stream(options.data, "doctor")
     reporter = Reporter(quiet=options.quiet)
     images = training_images(options.data, options.list, reporter.note, ledger=False)  # a check says it
-    recipe = recipe and _settled(recipe, images, reporter, place_of(options).folder / RECIPE)
+    recipe = recipe and _completed(recipe, images, reporter, place_of(options).folder / RECIPE)
     subject = CheckedMachine(images, recipe, place_of(options), reporter, gpus=options.gpus, everything=options.all)
     findings = list(examine(subject))
     _print(findings, reporter, as_json=options.json)
     return int(any(finding.verdict == "error" for finding in findings))
 
 
-def _settled(recipe: Recipe, images: "CodedImages", reporter: Reporter, begun: Path) -> Recipe:
+def _completed(recipe: Recipe, images: "CodedImages", reporter: Reporter, begun: Path) -> Recipe:
     """The recipe with all values that its run would have."""
     from ..initialise import adopted
     from ..training.pixels import with_their_pixels
-    from ..training.start import settled
+    from ..training.start import complete_recipe
 
     try:
         images = with_their_pixels(images, recipe.data, Reporter(quiet=True), begun=begun)
     except UserError:
         return adopted(recipe, reporter.note, begun=begun)  # a check says what is wrong with the images
-    return settled(recipe, images, reporter.note, begun=begun)
+    return complete_recipe(recipe, images, reporter.note, begun=begun)
 
 
 def _print(findings: Sequence["Finding"], reporter: Reporter, *, as_json: bool) -> None:

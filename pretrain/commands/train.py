@@ -72,7 +72,7 @@ def dry_run_here(options: argparse.Namespace, recipe: Recipe) -> int:
     from ..plan.plan import plan_run, print_plan_report
     from ..run.run_folder import extended, newest_step, refuse_folder, stored_recipe
     from ..training.pixels import with_their_pixels
-    from ..training.start import check_run, settled
+    from ..training.start import check_run, complete_recipe
 
     refuse_stream(options.data, "--dry-run")
     reporter, place = reporter_of(options), place_of(options)
@@ -83,7 +83,7 @@ def dry_run_here(options: argparse.Namespace, recipe: Recipe) -> int:
     if options.extend is not None:
         _, recipe = extended(recipe, stored_recipe(place.folder), place, options.extend)
     check_run(recipe, images)
-    recipe = settled(recipe, images, reporter.note, begun=begun)
+    recipe = complete_recipe(recipe, images, reporter.note, begun=begun)
     refuse_folder(place, recipe, images, extends=options.extend is not None)
     report = plan_run(recipe, options.gpus, images, measure="step", gpu=None, reporter=reporter)  # builds the network
     if not options.json:

@@ -68,7 +68,7 @@ def check_run(recipe: Recipe, images: CodedImages | StreamImages) -> None:
         reader_count(images, recipe.optim.batch, world_size())
 
 
-def settled(
+def complete_recipe(
     recipe: Recipe, images: CodedImages | StreamImages, note: Callable[[str], None], *, begun: Path | None = None
 ) -> Recipe:
     """The recipe with all values that a run takes from the checkpoint that it starts from, or from its images.

@@ -160,8 +160,8 @@ def test_what_is_said_before_a_run_is_of_the_run(
     [
         (["data.channels=4"], "have 12 channels, not 4"),
         (["data.channels=1"], "have 12 channels, not 1"),
-        (["data.channels=3"], "have 12 channels, not 3"),
-        (["data.channels=3", "data.range=0..10000"], "have 12 channels, not 3"),
+        (["data.channels=3"], "images of 12 channels have not 3"),
+        (["data.channels=3", "data.range=0..10000"], "images of 12 channels have not 3"),
         (["data.channels=4", "data.range=0..10000"], "have 12 channels, not 4"),
         (["data.range=0..1,0..2,0..3"], "12 channels from 0..1,0..2,0..3 are no pixels"),
     ],
