@@ -378,9 +378,7 @@ class Authors(nn.Module):
 def authors(recipe: Recipe, batch: Sequence[Tensor], checkout: Path) -> Step:
     """ExCB of the authors' parts: their configuration's temperatures, centroids and pairs of views."""
     sys.path.insert(0, str(checkout))
-    layers, losses, models = (
-        import_module(f"{name}") for name in ("architectures.layers", "engine.criterion", "engine.model")
-    )
+    layers, losses, models = map(import_module, ("architectures.layers", "engine.criterion", "engine.model"))
     student, teacher = (Authors(recipe, layers.MLPBottleneckClassifier) for _ in range(2))
     average = models.EMAHandler(student, teacher)
     loss = losses.ClusteringLoss(
