@@ -22,7 +22,7 @@ from ..task import Task
 from . import calibration
 from .altered import KINDS, QUALITY, SIDES, mirrored
 from .calibration import Calibration
-from .descriptors import FLOOR, WIDTH, Descriptor, PerceptualHashes, WhitenedFeatures, Whitening
+from .descriptors import FLOOR, Descriptor, PerceptualHashes, WhitenedFeatures, Whitening, most_directions
 from .hashing import bits_of
 from .matching import DescriptorRows, Pair, pairs
 
@@ -152,7 +152,7 @@ def _result(task: Task, scores: dict[str, Tensor], calibration: Calibration, *, 
             "cosine": calibration.thresholds.get("features"),
             "bits": bits_of(calibration.thresholds["hash"]),
             "k": k,
-            "whitened": {"width": WIDTH, "floor": FLOOR},
+            "whitened": {"width": most_directions(len(task.train)), "floor": FLOOR},
             "planted": {"images": planted, "sides": SIDES, "quality": QUALITY, "kinds": list(KINDS)},
             "false_alarms": f"among {'other classes' if calibration.by_class else 'all other train images'}",
             "vote": {"k": NEIGHBOURS, "temperature": TEMPERATURE},
