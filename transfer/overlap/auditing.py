@@ -11,7 +11,7 @@ from torch import Tensor
 from excb.console import Reporter
 from excb.distributed.collectives import world_size
 from excb.files.csv_text import path_cell, plain_table
-from excb.images.image_set import Images
+from excb.images.image_set import Images, ledger_of
 from excb.inference import statistics
 from excb.neighbours.knn import vote
 from excb.neighbours.nearest import nearest
@@ -162,5 +162,6 @@ def _result(task: Task, scores: dict[str, Tensor], calibration: Calibration, *, 
             name: {"root": str(images.root), "images": len(images), "fingerprint": images.fingerprint}
             for name, images in (("train", task.train), ("test", task.test))
         },
+        ledger=ledger_of(task.train).of("train") + ledger_of(task.test).of("test"),
         seconds=0.0,
     )
