@@ -125,14 +125,8 @@ def _doubts(train: Images, test: Images) -> Ledger:
     """The likely mistakes of a set, which every result of it names."""
     shared, names = len(train.classes or ()), test.classes or ()
     unknown = [names[label] for label in test.labels if label >= shared] if not has_label_sets(test) else []
-    lacking = doubt(
-        "images of classes that train lacks",
-        list(dict.fromkeys(unknown)),
-        "counted as wrong",
-        of="test",
-        count=len(unknown),
-    )
-    return concerns(train, test) + lacking
+    lacks, unlike = "images of classes that train lacks", list(dict.fromkeys(unknown))
+    return concerns(train, test) + doubt(lacks, unlike, "counted as wrong", of="test", count=len(unknown))
 
 
 def open_sets(entries: Sequence[SetEntry], root: Path, note: Note) -> tuple[list[OpenSet], dict[str, str]]:
