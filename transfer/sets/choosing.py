@@ -7,6 +7,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from excb.distributed.collectives import all_succeed, run_on_rank0
 from excb.errors import UserError, nearest_name, require
 from excb.files import toml
@@ -124,7 +126,8 @@ def _entry(table: Mapping[str, str], where: str) -> SetEntry:
 def _doubts(train: Images, test: Images) -> Ledger:
     """The likely mistakes of a set, which every result of it names."""
     shared, names = len(train.classes or ()), test.classes or ()
-    unknown = [names[label] for label in test.labels if label >= shared] if not has_label_sets(test) else []
+    labels = test.labels if test.labels is not None and not has_label_sets(test) else np.empty(0, np.int64)
+    unknown = [names[label] for label in labels[labels >= shared]]
     lacks, unlike = "images of classes that train lacks", list(dict.fromkeys(unknown))
     return concerns(train, test) + doubt(lacks, unlike, "counted as wrong", of="test", count=len(unknown))
 
