@@ -58,10 +58,16 @@ class Embeddings(Vectors):
 
     @cached_property
     def vectors(self) -> np.ndarray:
-        """All rows [N, D] float32 in memory, which takes N x D x 4 bytes; the same array each time."""
+        """All rows [N, D] float32 in memory, which takes N x D x 4 bytes; the same array each time.
+
+        What is in memory already, such as the rows of an .npz file, is not copied: who changes the array changes these
+        embeddings, too, but not an index that was made of them before.
+        """
+        held = in_place(self.rows)
+        if isinstance(held, Tensor):
+            return held.numpy()
         if isinstance(self.rows, ArrayRows):
-            whole: np.ndarray = self.rows.rows(0, len(self)).numpy()
-            return whole
+            return self.rows.rows(0, len(self)).numpy()
         return np.concatenate(list(self.parts())) if len(self) else np.empty((0, self.rows.width), np.float32)
 
     def __getitem__(self, key: Any) -> Any:

@@ -8,12 +8,19 @@ Letters: N train images, Q queries, D feature width, K classes. C is the inverse
 """
 
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional as F
+
+if TYPE_CHECKING:
+    from threadpoolctl import ThreadpoolController
 
 STEPS = 1000  # of L-BFGS, at most
 SOLVER = {"solver": "scikit-learn, lbfgs", "steps": STEPS}  # for results
@@ -112,12 +119,34 @@ def fit_regression(
     return Regression(every_weight, every_bias, converged)
 
 
+@contextmanager
+def steps_on_one_thread() -> Iterator[None]:
+    """L-BFGS's own steps take one thread, whatever the loss takes.
+
+    They add up vectors of a few thousand numbers: threads cost more there than they save, most of all on a busy
+    machine, and last digits depend on their number. The loss is multiplied by NumPy's or torch's library, not SciPy's.
+    """
+    with _of_scipy().limit(limits=1):
+        yield
+
+
+@cache
+def _of_scipy() -> "ThreadpoolController":
+    """The linear algebra that SciPy's wheels bring along; none where it shares NumPy's."""
+    import scipy.optimize  # noqa: F401 - loads it
+    from threadpoolctl import ThreadpoolController
+
+    libraries = ThreadpoolController()
+    ours = [each["filepath"] for each in libraries.info() if "scipy.libs" in each["filepath"]]
+    return libraries.select(filepath=ours)
+
+
 def _scikit(features: Tensor, labels: Tensor, C: float, steps: int) -> tuple[Tensor, Tensor, bool]:
     """Minimise by scikit-learn as `_minimise` does: the same to a rounding error; figures published before are its."""
     from sklearn.exceptions import ConvergenceWarning
     from sklearn.linear_model import LogisticRegression
 
-    with warnings.catch_warnings(record=True) as caught:
+    with warnings.catch_warnings(record=True) as caught, steps_on_one_thread():
         warnings.simplefilter("always", ConvergenceWarning)
         model = LogisticRegression(C=C, max_iter=steps, tol=TOLERANCE).fit(features.numpy(), labels.numpy())
     converged = not any(issubclass(warning.category, ConvergenceWarning) for warning in caught)
@@ -145,7 +174,7 @@ def _minimise(
 
     limits = {"maxiter": steps, "maxls": 50, "gtol": tolerance, "ftol": 64 * np.finfo(float).eps}
     start = np.zeros(outputs * (features.shape[1] + 1))
-    with torch.enable_grad():
+    with torch.enable_grad(), steps_on_one_thread():
         found = minimize(objective, start, method="L-BFGS-B", jac=True, options=limits)
     solution = torch.from_numpy(found.x).view(outputs, -1)
     return solution[:, :-1], solution[:, -1], bool(found.success)

@@ -7,7 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from scipy import optimize
 from sklearn.linear_model import LogisticRegression
+from threadpoolctl import threadpool_info, threadpool_limits
 from torch import Tensor
 
 from excb.console import Reporter
@@ -110,6 +112,32 @@ def test_few_steps_do_not_converge() -> None:
     assert not fit_regression(ROWS, LABELS, 10.0, classes=4, steps=2).converged
     assert not fit_regression(ROWS, torch.eye(4)[LABELS], 10.0, classes=4, steps=2).converged
     assert fit_regression(ROWS, LABELS, 10.0, classes=4).converged
+
+
+@pytest.mark.parametrize("labels", ["classes", "sets of labels"])
+def test_the_steps_take_one_thread_and_the_threads_of_others_stay(monkeypatch: pytest.MonkeyPatch, labels: str) -> None:
+    """Threads double the processor time of L-BFGS's vectors, and change their last digits."""
+    inside = list[int]()
+
+    def minimize(*args: Any, **named: Any) -> Any:
+        inside.extend(threads_of_scipy())
+        return original(*args, **named)
+
+    original = optimize.minimize
+    monkeypatch.setattr(optimize, "minimize", minimize)
+    targets = LABELS if labels == "classes" else torch.eye(4, dtype=torch.int8)[LABELS]
+    with threadpool_limits(2, user_api="blas"):
+        before = threads_of_scipy()
+        if 2 not in before:
+            pytest.skip("SciPy has no linear algebra of its own here, or one thread")
+        fit_regression(ROWS, targets, 1.0, classes=4)
+        assert threads_of_scipy() == before
+    assert set(inside) == {1}
+
+
+def threads_of_scipy() -> list[int]:
+    """Threads of the libraries that SciPy brings along."""
+    return [each["num_threads"] for each in threadpool_info() if Path(each["filepath"]).parent.name == "scipy.libs"]
 
 
 def test_constant_features_are_0_once_standardised() -> None:
