@@ -1,13 +1,15 @@
-"""Views and training steps of lightly, albumentations and torchvision beside ours: processor time, by turns.
+"""Views and training steps of lightly, albumentations, torchvision and ExCB's authors beside ours: processor time.
 
 Run: OMP_NUM_THREADS=1 python -m benchmarks.beside_peers views [--turns 5]
-     OMP_NUM_THREADS=1 python -m benchmarks.beside_peers steps [--turns 6] [--backbones resnet18 conv4]
-(lightly and albumentations have to be installed; they are no dependency of ours)
+     OMP_NUM_THREADS=1 python -m benchmarks.beside_peers steps [--turns 6] [--backbones resnet18 conv4] [--authors DIR]
+(lightly and albumentations have to be installed, and for the authors' code einops, wandb and termcolor; they are no
+dependency of ours. DIR is a checkout of github.com/ManiadisG/ExCB)
 
 "views" makes the 2 + 6 views of `rn50_100ep` of photographs of 500 x 375 pixels, on one thread: from a file's bytes
 to normalised tensors. albumentations resizes without antialiasing. "steps" trains on 64 photographs of 128 pixels with
 views of 64 and 32: SimCLR with reading, two views; and two global and six local views of random images without reading,
-our loss with 3,000 clusters beside lightly's DINO and SwAV with as many outputs, and beside `benchmarks.plain_step`.
+our loss with 3,000 clusters beside lightly's DINO and SwAV with as many outputs, and beside `benchmarks.plain_step`. Of
+the authors' code it takes the head, the loss and the teacher's average, without the processes and the log around them.
 Networks, batches and optimizers are the same, theirs as lightly's own examples put them together. Peers run in float32,
 as on a CPU they do by default.
 """
@@ -17,6 +19,7 @@ import copy
 import itertools
 import random
 import statistics
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -56,6 +59,7 @@ def main() -> None:
     parser.add_argument("part", choices=("views", "steps"))
     parser.add_argument("--turns", type=int, default=5)
     parser.add_argument("--backbones", nargs="+", default=["resnet18", "conv4"])
+    parser.add_argument("--authors", type=Path, metavar="DIR", help="a checkout of the authors' code")
     args = parser.parse_args()
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as folder:
@@ -63,7 +67,8 @@ def main() -> None:
             show(views(Path(folder), args.turns), 1, "ours")
             return
         for backbone in args.backbones:
-            for steps, first in ((with_reading(backbone, Path(folder)), "SimCLR"), (alone(backbone), "ExCB")):
+            parts = ((with_reading(backbone, Path(folder)), "SimCLR"), (alone(backbone, args.authors), "ExCB"))
+            for steps, first in parts:
                 print(f"\n{backbone}, {first}")
                 show(median_seconds(steps, args.turns), IMAGES, "ours, fp32")
 
@@ -216,7 +221,7 @@ def with_reading(backbone: str, folder: Path) -> dict[str, Step]:
     return steps
 
 
-def alone(backbone: str) -> dict[str, Step]:
+def alone(backbone: str, checkout: Path | None) -> dict[str, Step]:
     """Steps of clustering methods on one batch of 2 + 6 views."""
     steps: dict[str, Step] = {}
     for precision in ("fp32", "bf16"):
@@ -227,6 +232,8 @@ def alone(backbone: str) -> dict[str, Step]:
     batch = [torch.randn(IMAGES, 3, size, size) for size in sizes]
     plain = Plain(recipe.change(efficiency={"precision": "fp32"}), torch.device("cpu"))
     steps["ExCB as published codes are written"] = lambda number: plain.step(batch, number)
+    if checkout is not None:
+        steps["the authors' code"] = authors(recipe, batch, checkout)
     return steps | {"lightly's DINO": lightly_dino(recipe, batch), "lightly's SwAV": lightly_swav(recipe, batch)}
 
 
@@ -344,6 +351,51 @@ def lightly_swav(recipe: Recipe, batch: Sequence[Tensor]) -> Step:
         optimizer.zero_grad()
         loss(rows[:2], rows[2:]).backward()
         optimizer.step()
+
+    return step
+
+
+class Authors(nn.Module):
+    """A network with the authors' head, as their `Classifier` has it."""
+
+    def __init__(self, recipe: Recipe, head: Callable[..., nn.Module]) -> None:
+        super().__init__()
+        method = recipe.method
+        self.network, width = network_of(recipe)
+        self.head = head(
+            *(width, method.clusters, method.hidden, method.projector_layers, method.width),
+            predictor=True,
+            local_crop_grads=False,
+            predictor_activation="bn",
+        )
+
+    def forward(self, views: list[Tensor], *, predictor: bool) -> Tensor:
+        """Similarities of all rows [rows, K], and of their predictions below them."""
+        similarities: Tensor = self.head([self.network(view) for view in views], predictor)[0]
+        return similarities
+
+
+def authors(recipe: Recipe, batch: Sequence[Tensor], checkout: Path) -> Step:
+    """ExCB of the authors' parts: their configuration's temperatures, centroids and pairs of views."""
+    sys.path.insert(0, str(checkout))
+    layers, losses, models = map(import_module, ("architectures.layers", "engine.criterion", "engine.model"))
+    student, teacher = (Authors(recipe, layers.MLPBottleneckClassifier) for _ in range(2))
+    average = models.EMAHandler(student, teacher)
+    loss = losses.ClusteringLoss(
+        recipe.method.clusters, 1, 1000, 1000, 0.04, 0.1, 0.999, argparse.Namespace(batch_size=IMAGES)
+    )
+    optimizer, globals_ = optimizer_of(student), torch.cat([*batch[:2]])
+    sizes, views = [globals_, torch.cat([*batch[2:]])], len(batch)
+    pairs = [[other for other in range(2) if other != each] + list(range(views, 2 * views)) for each in range(2)]
+    matches = {"student_views": 2 * views, "teacher_views": 2, "matches": pairs}
+
+    def step(number: int) -> None:
+        optimizer.zero_grad()
+        with torch.no_grad():
+            targets = teacher([globals_], predictor=False)
+        loss(student(sizes, predictor=True), targets, matches, 0, number)[0].backward()
+        optimizer.step()
+        average.ema_step(student, teacher, 0.996)
 
     return step
 

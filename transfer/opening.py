@@ -70,10 +70,14 @@ def labelled_images(
     if several and not multilabel:
         raise UserError.on_all_ranks(
             f"the images in {train.root} have a set of labels each, and this evaluation needs one class for each: "
-            "docs/sets.md lists those that take sets"
+            "knn and linear take sets of labels"
         )
     found = run_on_rank0(lambda: concerns(train, test))
-    (ledger_of(train).of("train") + ledger_of(test).of("test") + found).tell(reporter)
+    left_out = [ledger_of(images) for images in (train, test)]
+    if train.root == test.root and left_out[0] == left_out[1]:  # one folder, whose images a table divides
+        (left_out[0] + found).tell(reporter)
+    else:
+        (left_out[0].of("train") + left_out[1].of("test") + found).tell(reporter)
     return train, with_doubts(test, found)
 
 

@@ -64,7 +64,7 @@ class LabelTable:
         """Whether it says which images are for training."""
         return SPLIT in self.columns
 
-    def images(self, split: Split | None, note: Note) -> ImageSet:
+    def images(self, split: Split | None) -> ImageSet:
         """The labelled images, those of a split where it has splits; all of them if `split` is None.
 
         Raises:
@@ -83,7 +83,6 @@ class LabelTable:
         rest = [path for path in scan.paths if path not in listed]
         ledger = scan.ledger
         if rest:
-            note(f"left out of {root}: {plural(len(rest), 'image')} without a row in {self.file}, such as {rest[0]}")
             entry = LedgerEntry(f"images without a row in {self.file.name}", len(rest), tuple(rest[:NAMED]))
             ledger += Ledger((entry,))
         classes = tuple(sorted(set(label_of.values())))
@@ -191,7 +190,7 @@ def scan_labelled(
         require(every is None, f"frames of videos (--every) have no row in {table.file}: leave one of them out")
         if not is_table(place):
             note(f"labels of {place}: those of {table.file.name}")
-        return table.images(split, note)
+        return table.images(split)
     images, folder = scan_folder(place, every=every), Path(place)
     if images.labels is not None or any("/" in path for path in images.paths):
         return images
@@ -200,5 +199,5 @@ def scan_labelled(
         if file.is_file() and (file != beside or not file.with_suffix(".txt").is_file()):
             table = LabelTable.read(file, folder, folder.parent)
             if split is not None or table.usable:  # where labels are needed, wrong columns are a mistake
-                return table.images(split, note)
+                return table.images(split)
     return images

@@ -130,7 +130,7 @@ def _experiment(
     pixels, labelled = pixels_of(images), None
     if options.labels is not None:
         table = LabelTable.read(options.labels, Path(options.data or options.labels.parent), options.labels.parent)
-        labelled = with_pixels(table.images(None, lambda _line: None), pixels)
+        labelled = with_pixels(table.images(None), pixels)
         reporter.note(
             f"measured: {plural(len(labelled), 'image')} with a row in {options.labels}; learned from: others"
         )

@@ -3,10 +3,12 @@
 from dataclasses import replace
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from excb.transfer.every.comparison import EvaluatedCheckpoint
 from excb.transfer.every.cost import Cost
+from excb.transfer.reporting.predictions import ImageScores, Predictions, Scored
 from tests.transfer.result_files import result
 
 FIGURE = "knn_top1_k20"
@@ -23,6 +25,15 @@ def evaluated(name: str, scores: Tensor | None, *, figure: str = FIGURE, **chang
         "preprocessing": {"resize": 36, "crop": 32, "interpolation": "bilinear"},
         "cost": Cost(5_400_000, 1_200_000_000, 1234.5, "cpu, 1 thread, batches of 8 images of 32 x 32 pixels"),
         "results": results,
-        "scores": {"knn": {figure: scores}} if scores is not None else {},
+        "paired": {} if scores is None else {"knn": _answers(figure, scores)},
     }
     return EvaluatedCheckpoint(name, **given | changes)
+
+
+def _answers(figure: str, scores: Tensor) -> Scored:
+    """Guesses that are right on these images; or scores, where they are numbers."""
+    targets = torch.zeros(len(scores), dtype=torch.int64)
+    names = [f"{number}.png" for number in range(len(scores))]
+    if scores.dtype != torch.bool:
+        return ImageScores(targets, names, ("a", "b"), {figure: scores})
+    return Predictions(targets, names, ("a", "b"), {figure.replace("top1", "{}"): (~scores).long()[:, None]})

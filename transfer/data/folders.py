@@ -34,7 +34,7 @@ def open_folder(folder: str, split: Split, note: Note) -> Images:
         UserError: the split is missing or unusable.
     """
     if not is_remote(folder) and (table := label_table(folder)) is not None and table.has_splits:
-        return table.images(split, note)
+        return table.images(split)
     require(not is_table(folder), f"{folder} has no column split: add one, or name two with --train CSV --test CSV")
     if split == "train":
         train = _below(folder, "train")

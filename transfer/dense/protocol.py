@@ -9,7 +9,8 @@ import numpy as np
 from torch import Tensor
 
 from excb.console import Reporter, plural
-from excb.distributed.collectives import rank
+from excb.distributed.collectives import all_succeed, rank
+from excb.errors import require
 from excb.inference.basis import JACKKNIFE, stated
 from excb.inference.estimate import Estimate
 from excb.networks.backbone import weights_hash
@@ -79,6 +80,7 @@ def _spreads(areas: dict[str, list[Areas]]) -> dict[str, Estimate]:
 def _measure(
     task: DenseTask, options: DenseOptions, labels: PatchLabels, reporter: Reporter
 ) -> tuple[DenseMeasurements, list[str]]:
+    all_succeed(partial(_require_neighbours, task, options, labels))
     patches = task.patches(task.train, "train", reporter)
     tested = task.patches(task.test, "test", reporter)(np.zeros(0, np.int64))
     measured, notes = DenseMeasurements({}, {}), list[str]()
@@ -109,6 +111,16 @@ def _measure(
                 if masks:
                     measured.masks[head] = masks
     return measured, [*dict.fromkeys(notes)]
+
+
+def _require_neighbours(task: DenseTask, options: DenseOptions, labels: PatchLabels) -> None:
+    """Raise UserError if a memory has too few patches, before anything is measured with another."""
+    k, most = options.resolved.k, options.memory
+    for part in sorted(set(options.parts)) if "knn" in options.resolved.heads else ():
+        for seed in _seeds(options, labels, "knn", part):
+            patches = len(choose_patches(labels, task.train, task.grid.patches, part=part, most=most, seed=seed))
+            named = "the memory has" if part == 1 else f"the memory of --parts {part} has"
+            require(k <= patches, f"--k {k}: {named} {plural(patches, 'patch', 'patches')}: name a smaller --k")
 
 
 def _seeds(options: DenseOptions, labels: PatchLabels, head: HeadName, part: int) -> tuple[int, ...]:

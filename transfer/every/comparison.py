@@ -5,11 +5,9 @@ from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import quote
 
-from torch import Tensor
-
 from excb.console import plural
 from excb.files.csv_text import csv_table
-from excb.inference.statistics import compared
+from excb.inference.paired import Paired
 from excb.references.guessing import CHANCE, MAJORITY
 from excb.results.result import ResultRecord
 
@@ -33,7 +31,7 @@ class EvaluatedCheckpoint:
         preprocessing: of its images, as in results.
         cost: of its backbone.
         results: by step.
-        scores: of every test image, by figure, where a protocol saves them.
+        paired: answers for every test image, by step, where a protocol saves them.
     """
 
     name: str
@@ -42,7 +40,7 @@ class EvaluatedCheckpoint:
     preprocessing: Mapping[str, Any]
     cost: Cost
     results: Mapping[str, ResultRecord]
-    scores: Mapping[str, Mapping[str, Tensor]]
+    paired: Mapping[str, Paired]
 
     def row(self, steps: Mapping[str, str]) -> FigureRow:
         """Its line of a table, given the step of each figure."""
@@ -83,8 +81,8 @@ class Comparison:
         tests = len(self.table.p_values)
         return (
             "Percent, with 95 % intervals over the test images. Figures of one tier (*1, *2, ...) do not "
-            "differ at 5 % from the best of the tier: paired tests on the same images, McNemar's of hits, a "
-            f"randomisation test of other scores, corrected for {plural(tests, 'pair')} by Holm's method."
+            "differ at 5 % from the best of the tier: the paired tests of excb-eval compare, corrected for "
+            f"{plural(tests, 'pair')} by Holm's method."
         )
 
     def sheet(self, report: str) -> Sheet:
@@ -150,8 +148,12 @@ def side_by_side(checkpoints: Sequence[EvaluatedCheckpoint], *, notes: Sequence[
         notes: what a reader must know.
     """
     steps = {headline(result.figures): step for one in checkpoints for step, result in one.results.items()}
-    scores = {
-        figure: {one.name: one.scores[step][figure] for one in checkpoints if figure in one.scores.get(step, {})}
+    paired = {
+        figure: {
+            one.name: one.paired[step]
+            for one in checkpoints
+            if step in one.paired and figure in one.paired[step].testable
+        }
         for figure, step in steps.items()
     }
     references = [
@@ -165,9 +167,9 @@ def side_by_side(checkpoints: Sequence[EvaluatedCheckpoint], *, notes: Sequence[
     )
 
     def p_value(figure: str, first: str, second: str) -> float:
-        return compared(scores[figure][first], scores[figure][second]).p_value
+        return paired[figure][first].compared(figure, paired[figure][second], figure).p_value
 
-    tested = {figure: list(each) for figure, each in scores.items()}
+    tested = {figure: list(each) for figure, each in paired.items()}
     notes = [*notes, *_notes(checkpoints)]
     return Comparison(_data(checkpoints), checkpoints, with_tiers(table, tested, p_value), notes)
 

@@ -7,8 +7,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor
-
 from excb.charts.style import figure_bytes
 from excb.console import Reporter
 from excb.distributed.collectives import run_on_rank0
@@ -19,7 +17,7 @@ from excb.files.foreign import read_bytes
 from excb.networks.backbone import check_resolution, weights_hash
 from excb.networks.preprocessing import Preprocessing
 
-from ..reporting.report import read_result
+from ..compare import answers_beside
 from ..standings import forms
 from ..standings.chart import draw_table
 from ..task import Task
@@ -131,14 +129,16 @@ def evaluated(
         folder: of its results.
     """
     results = {one.step.name: one.result for one in outcomes if one.result is not None}
-    scores: dict[str, dict[str, Tensor]] = {}
-    for one in outcomes:
-        if one.file is not None and one.result is not None and one.result.predictions.get("file", "").endswith(".npz"):
-            scores[one.step.name] = read_result(one.file)[1].scores()
+    answers = {
+        one.step.name: answers_beside(one.result, one.file)
+        for one in outcomes
+        if one.file is not None and one.result is not None
+    }
+    paired = {step: each for step, each in answers.items() if each is not None}
     architecture = task.backbone.entry.architecture.name
     prepared = task.preprocessing.to_dict()
     return EvaluatedCheckpoint(
-        planned.name, planned.folder, architecture, prepared, _cost(task, folder), results, scores
+        planned.name, planned.folder, architecture, prepared, _cost(task, folder), results, paired
     )
 
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from excb.console import Reporter
 from excb.distributed.collectives import world_size
 from excb.files.csv_text import path_cell, plain_table
-from excb.images.image_set import Images
+from excb.images.image_set import Images, ledger_of
 from excb.inference import statistics
 from excb.neighbours.knn import vote
 from excb.neighbours.nearest import nearest
@@ -22,7 +22,7 @@ from ..task import Task
 from . import calibration
 from .altered import KINDS, QUALITY, SIDES, mirrored
 from .calibration import Calibration
-from .descriptors import FLOOR, WIDTH, Descriptor, PerceptualHashes, WhitenedFeatures, Whitening
+from .descriptors import FLOOR, Descriptor, PerceptualHashes, WhitenedFeatures, Whitening, most_directions
 from .hashing import bits_of
 from .matching import DescriptorRows, Pair, pairs
 
@@ -152,7 +152,7 @@ def _result(task: Task, scores: dict[str, Tensor], calibration: Calibration, *, 
             "cosine": calibration.thresholds.get("features"),
             "bits": bits_of(calibration.thresholds["hash"]),
             "k": k,
-            "whitened": {"width": WIDTH, "floor": FLOOR},
+            "whitened": {"width": most_directions(len(task.train)), "floor": FLOOR},
             "planted": {"images": planted, "sides": SIDES, "quality": QUALITY, "kinds": list(KINDS)},
             "false_alarms": f"among {'other classes' if calibration.by_class else 'all other train images'}",
             "vote": {"k": NEIGHBOURS, "temperature": TEMPERATURE},
@@ -162,5 +162,6 @@ def _result(task: Task, scores: dict[str, Tensor], calibration: Calibration, *, 
             name: {"root": str(images.root), "images": len(images), "fingerprint": images.fingerprint}
             for name, images in (("train", task.train), ("test", task.test))
         },
+        ledger=ledger_of(task.train).of("train") + ledger_of(task.test).of("test"),
         seconds=0.0,
     )

@@ -93,9 +93,10 @@ def calibrate(
         return Calibration(thresholds)
     sample = drawn(train, 2 * planted)
     if len(sample) < 2 * FEWEST:
+        flags = " and ".join({"features": "--cosine", "hash": "--bits"}[name] for name in descriptors)
         raise UserError(
-            f"{plural(len(train), 'train image is', 'train images are')} too few to set thresholds by: name them with "
-            "--cosine and --bits, and --calibrate 0"
+            f"{plural(len(train), 'train image is', 'train images are')} too few to set thresholds by: name "
+            f"{flags}, and --calibrate 0"
         )
     choosing, measuring = (Subset(train, sample.indices[start::2]) for start in (0, 1))
     limits, found, alarms = dict(thresholds), dict[str, dict[str, Tensor]](), dict[str, Tensor]()
@@ -145,6 +146,6 @@ def _unrelated(bank: Tensor, some: Subset, sides: tuple[Tensor, Tensor], *, by_c
         same = torch.from_numpy(excluded[start : start + _AT_ONCE]) == own[:, None]
         for side in queries:
             best = torch.maximum(best, (side @ unit.T).masked_fill(same, -1).amax(1))
-    fix = "name --cosine and --bits, and --calibrate 0"
+    fix = "compare with all others, by --control all"
     require(bool((best > -1).any()), f"no train image is of another class, to set thresholds by: {fix}")
     return best

@@ -20,6 +20,9 @@ from .hashing import BITS
 
 FITTED, AT_ONCE = 20_000, 8192  # rows that whitening is fitted to; rows that are whitened together
 WIDTH, FLOOR = 256, 1e-3  # of whitened features; the least variance that is scaled up, relative to the largest
+# Train images for each direction. With no more images than directions, whitened train images are at right angles to one
+# another, and new images are not: thresholds chosen by the former would find the latter everywhere.
+EACH = 6
 NAMED = 3  # unreadable images that a warning names
 LEAST = 1e-20  # where all variances are 0
 
@@ -93,7 +96,7 @@ class Whitening:
 
     @classmethod
     def fit(cls, rows: Rows) -> "Whitening":
-        """Fit to evenly spaced rows; directions of least variance are left out beyond `WIDTH`."""
+        """Fit to evenly spaced rows; directions of least variance are left out beyond `most_directions`."""
         step = max(1, len(rows) // FITTED)
         parts = [
             rows.rows(start, min(start + AT_ONCE, len(rows)))[::step].double() for start in range(0, len(rows), AT_ONCE)
@@ -102,7 +105,8 @@ class Whitening:
         mean = torch.stack([part.sum(0) for part in parts]).sum(0) / count
         covariance = torch.stack([(part - mean).T @ (part - mean) for part in parts]).sum(0) / count
         variances, directions = torch.linalg.eigh(covariance)  # ascending
-        variances, directions = variances[-WIDTH:], directions[:, -WIDTH:]
+        width = most_directions(len(rows))
+        variances, directions = variances[-width:], directions[:, -width:]
         least = (FLOOR * variances[-1]).clamp(min=LEAST)
         return cls(mean, directions / variances.clamp(min=least).sqrt())
 
@@ -113,6 +117,11 @@ class Whitening:
             for start in range(0, len(rows), AT_ONCE)
         ]
         return torch.cat(parts)
+
+
+def most_directions(images: int) -> int:
+    """The most directions that whitening by this many images keeps."""
+    return min(WIDTH, max(1, images // EACH))
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from excb.console import Reporter
-from excb.images.image_set import Images, ImageSet
+from excb.images.image_set import Images, ImageSet, ledger_of
 from excb.images.shards import ShardImages
 from excb.sources.source import Split
 
@@ -39,5 +39,8 @@ def both_sets(train: str, test: str, data_root: Path | None, reporter: Reporter)
 
 def _opened(text: str, split: Split, data_root: Path | None, reporter: Reporter) -> Images:
     if is_named(text):
-        return open_source(text, split, data_root=data_root, note=reporter.note)
-    return any_images(text, data_root=data_root, note=reporter.note)
+        images = open_source(text, split, data_root=data_root, note=reporter.note)
+    else:
+        images = any_images(text, data_root=data_root, note=reporter.note)
+    ledger_of(images).of(split).tell(reporter)
+    return images

@@ -61,8 +61,8 @@ def held_out(labels: np.ndarray, seed: int) -> np.ndarray:
         held[seeding.generator(seeding.Purpose.SPLIT, seed, int(label)).permutation(members)[:count]] = True
     if not held.any():
         raise UserError(
-            "no class has two train images, so none can be held out: try one setting only (one --lr and one --wd, or "
-            "one --C or --l2), or choose on the test images with --select test"
+            "no class has two train images, so none can be held out to choose a setting by: give every option of the "
+            "head that takes several values a single one, or add train images"
         )
     return held
 

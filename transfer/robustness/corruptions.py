@@ -29,7 +29,8 @@ def require_libraries(names: Iterable[str]) -> None:
             importlib.import_module("cv2")
         except ImportError:
             raise UserError(
-                f"{', '.join(lacking)} need OpenCV: run `pip install 'excb[robustness]'`, or name other --corruptions"
+                f"without OpenCV there is no {', '.join(lacking)}: run `pip install 'excb[robustness]'`, or name other "
+                "--corruptions"
             ) from None
     if "frost" in names:
         frost.photographs()

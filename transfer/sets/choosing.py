@@ -7,12 +7,16 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from excb.distributed.collectives import all_succeed
+import numpy as np
+
+from excb.distributed.collectives import all_succeed, run_on_rank0
 from excb.errors import UserError, nearest_name, require
 from excb.files import toml
-from excb.images.image_set import Images
+from excb.images.image_set import Images, with_doubts
+from excb.ledger import Ledger, doubt
 from excb.sources.source import Note
 
+from ..data.concerns import concerns
 from ..data.multilabel import PREFIX, has_label_sets
 from ..data.sources import is_named, train_and_test
 from .catalogue import GROUPS, SETS, SetEntry
@@ -119,6 +123,15 @@ def _entry(table: Mapping[str, str], where: str) -> SetEntry:
     return SetEntry(name, images, data or f"{train}, {test}", METRICS[metric] if metric else usual, "", "")
 
 
+def _doubts(train: Images, test: Images) -> Ledger:
+    """The likely mistakes of a set, which every result of it names."""
+    shared, names = len(train.classes or ()), test.classes or ()
+    labels = test.labels if test.labels is not None and not has_label_sets(test) else np.empty(0, np.int64)
+    unknown = [names[label] for label in labels[labels >= shared]]
+    lacks, unlike = "images of classes that train lacks", list(dict.fromkeys(unknown))
+    return concerns(train, test) + doubt(lacks, unlike, "counted as wrong", of="test", count=len(unknown))
+
+
 def open_sets(entries: Sequence[SetEntry], root: Path, note: Note) -> tuple[list[OpenSet], dict[str, str]]:
     """The sets whose images are there, and why the others are skipped, by name; all ranks call this.
 
@@ -145,7 +158,8 @@ def open_sets(entries: Sequence[SetEntry], root: Path, note: Note) -> tuple[list
         if kinds != {entry.metric.label_sets}:
             needed = "a set of labels for each image" if entry.metric.label_sets else "one class for each image"
             raise UserError.on_all_ranks(f"set {entry.name}: the metric {entry.metric.name} needs {needed}")
-        found.append(OpenSet(entry, train, test))
+        doubts = run_on_rank0(partial(_doubts, train, test))
+        found.append(OpenSet(entry, train, with_doubts(test, doubts)))
     if not found:
         lines = "; ".join(f"{name}: {why}" for name, why in skipped.items())
         raise UserError.on_all_ranks(f"none of the sets is there ({lines})")

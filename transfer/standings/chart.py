@@ -43,7 +43,7 @@ def draw_table(table: FigureTable) -> "Figure":
 
 
 def _point(axes: Any, place: int, cell: FigureCell) -> None:
-    colour = BLUE if cell.tier == 1 else ORANGE
+    colour = GREY if cell.tier is None else BLUE if cell.tier == 1 else ORANGE
     low, high = cell.interval or (cell.value, cell.value)
     ends = [[max(0.0, cell.value - low)], [max(0.0, high - cell.value)]]
     axes.errorbar(cell.value, place, xerr=ends, color=colour, marker="o", markersize=5, capsize=3)

@@ -280,6 +280,7 @@ def test_features_are_kept(place: Path, tmp_path: Path, capsys: pytest.CaptureFi
         (("--layout", "cocoa"), "did you mean 'coco'"),
         (("--k", "0"), "--k 0: at least one neighbour votes"),
         (("--k", "5000"), "--k 5000: the memory has"),
+        (("--parts", "8", "--k", "30"), "--k 30: the memory of --parts 8 has"),
         (("--parts", "9"), "1/9 of 8 images is none"),
         (("--temperature", "0"), "--temperature must be above 0"),
         (("--mode", "window", "--mask-size", "input"), "--mask-size input has no meaning for windows"),

@@ -15,6 +15,7 @@ from excb.console import Reporter
 from excb.errors import UserError
 from excb.files.atomic import write_text
 from excb.transfer.cli import main
+from excb.transfer.compare import compare_results
 from excb.transfer.detection import record as detection
 from excb.transfer.detection.options import DetectionInSuite, DetectionOptions
 from excb.transfer.every import cli as suite_cli
@@ -25,6 +26,7 @@ from excb.transfer.protocols import PROTOCOLS
 from excb.transfer.runner import of_python
 from tests.browser import chromium
 from tests.run_files import tiny_recipe, write_run
+from tests.transfer.dense.masked_images import write_set
 from tests.transfer.labelled_images import write_folder
 from tests.transfer.result_files import HOSTILE, result
 
@@ -324,6 +326,22 @@ def test_checkpoints_side_by_side_are_prepared_alike(two: Path, capsys: pytest.C
     again, err = capsys.readouterr()
     assert json.loads(again) == values
     assert err.count("finished before") == 4
+
+
+def test_tiers_are_by_the_tests_of_compare(two: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Of retrieval over queries and gallery, and of segmentation by areas, which are no scores of images."""
+    out, masks = two / "tiers", write_set(two / "masks", train=32)
+    assert compare(two, "--out", str(out), "--masks", str(masks), "--only", "retrieval", "dense", "--json") == 0
+    found = json.loads(capsys.readouterr().out)["comparison"]
+    said = {each["figure"]: each["p_value"] for each in found["p_values"]}
+    raw = {}
+    for step, figure in (("retrieval", "retrieval_mAP"), ("dense", "dense_knn_miou")):
+        files = [out / name / f"{step}.json" for name in ("run-step-5", "other-step-5")]
+        raw[figure] = compare_results(*files, QUIET, figure=figure, table=False)["figures"][figure]["p_value"]
+    smaller, larger = sorted(raw, key=lambda figure: raw[figure])
+    holm = {smaller: min(1.0, 2 * raw[smaller])}
+    assert said == pytest.approx(holm | {larger: max(holm[smaller], raw[larger])})
+    assert all(cell["tier"] is not None for one in found["checkpoints"] for cell in one["figures"].values())
 
 
 def test_each_checkpoint_may_keep_its_own_preprocessing(two: Path, capsys: pytest.CaptureFixture[str]) -> None:

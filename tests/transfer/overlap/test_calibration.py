@@ -43,6 +43,22 @@ def test_rows_that_are_all_equal_are_whitened_to_zero() -> None:
     assert (white == 0).all()
 
 
+@pytest.mark.parametrize("images", [60, 150, 400])
+def test_new_images_are_no_nearer_to_few_train_images_than_these_to_one_another(images: int) -> None:
+    """Features wider than the set would make its images orthogonal: every threshold would find every new image."""
+    random = np.random.default_rng(9)
+    train, new = (torch.from_numpy(random.normal(size=(count, 300))).float() for count in (images, 1000))
+    whitening = Whitening.fit(ArrayRows(train.numpy()))
+    bank, queries = (
+        torch.nn.functional.normalize(whitening(ArrayRows(rows.numpy())).double(), dim=1) for rows in (train, new)
+    )
+    own = (bank @ bank.T).fill_diagonal_(-1).amax(1)
+    limit = threshold(own[: images // 2], "features")
+    counted = float((own[images // 2 :] >= limit).double().mean())
+    found = float(((queries @ bank.T).amax(1) >= limit).double().mean())
+    assert found == pytest.approx(counted, abs=0.05)  # without the limit of directions: 1.0, 1.0, and 0.0 counted
+
+
 @pytest.mark.parametrize("labelled", [True, False])
 def test_unrelated_images_are_of_other_classes_or_all_others(labelled: bool) -> None:
     random = np.random.default_rng(3)

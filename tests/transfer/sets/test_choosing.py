@@ -1,5 +1,6 @@
 """Which sets a command line means, where their files lie, and the splits that are not torchvision's."""
 
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -7,6 +8,7 @@ import pytest
 from PIL import Image
 
 from excb.errors import UserError
+from excb.images.image_set import ledger_of
 from excb.transfer.sets.catalogue import GROUPS, SETS
 from excb.transfer.sets.choosing import open_sets, sets_named
 from excb.transfer.sets.layouts import caltech101, sun397, voc2007
@@ -98,6 +100,21 @@ def test_sets_that_are_missing_are_skipped_with_the_place_where_they_should_lie(
     assert "VOCdevkit" in skipped["voc2007"]
     with pytest.raises(UserError, match="none of the sets is there"):
         open_sets(entries[:2], tmp_path / "sets", note)
+
+
+def test_likely_mistakes_of_a_set_are_in_its_ledger(tmp_path: Path) -> None:
+    """A test image that is a train image, a class without train images, a folder of no image: as in other protocols."""
+    write_folder(tmp_path / "own" / "train", each=2)
+    write_folder(tmp_path / "own" / "test", each=1, seed=1)
+    first, second, *_ = sorted((tmp_path / "own" / "train").iterdir())
+    (tmp_path / "own" / "train" / "zebra").mkdir()
+    shutil.rmtree(first)
+    shutil.copy(next(second.iterdir()), tmp_path / "own" / "test" / second.name / "copy.png")
+    (opened,), _ = open_sets(sets_named([], {"own": str(tmp_path / "own")}), tmp_path / "sets", note)
+    lines = ledger_of(opened.test).lines()
+    assert any(f"1 image of classes that train lacks, such as {first.name}: counted as wrong" in line for line in lines)
+    assert any("copy.png" in line and "figures on copies say nothing about new images" in line for line in lines)
+    assert any("zebra" in line for line in lines)
 
 
 def test_a_metric_that_does_not_fit_the_labels_is_refused(tmp_path: Path) -> None:

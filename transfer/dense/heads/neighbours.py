@@ -10,10 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from excb.console import plural
 from excb.distributed.collectives import run_on_rank0, world_size
 from excb.distributed.machine import available_memory
-from excb.errors import require
 from excb.neighbours.memory import search_memory
 from excb.neighbours.nearest import nearest
 
@@ -45,12 +43,8 @@ def classifier(
         backend: of the search, which is exact with all of them.
         device: where to search.
         note: takes the plan, for people.
-
-    Raises:
-        UserError: the memory has fewer than k patches.
     """
     patches = memory.patches
-    require(k <= len(patches), f"--k {k}: the memory has {plural(len(patches), 'patch', 'patches')}")
     held = search_memory(len(patches), patches.width, queries, k, processes=world_size())
     # A bank that would fill the memory of the machine is read from the cache's files instead, tile by tile.
     streamed = run_on_rank0(lambda: held.total * world_size() > available_memory() / 2)
