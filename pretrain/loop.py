@@ -29,7 +29,7 @@ from .data.prefetch import prefetch_to_device
 from .data.stream_images import StreamImages
 from .data.stream_order import describe_order, reader_count
 from .figures import curves
-from .initialise import adopted, start_centroids
+from .initialise import start_centroids
 from .precision import resolved
 from .recipe import Recipe
 from .run.journal import Journal
@@ -44,8 +44,7 @@ from .step import NotFiniteError
 from .training import judging
 from .training.epoch_end import EpochEnd
 from .training.pixels import in_colours, with_their_pixels
-from .training.start import check_run, start
-from .training.statistics import measured
+from .training.start import check_run, complete_recipe, start
 from .verdict import print_verdict
 
 T = TypeVar("T")
@@ -113,11 +112,8 @@ def run_training(
     try:
         if extend is not None:
             recipe = run_on_rank0(lambda: _extended(recipe, folder, extend, reporter))
-        recipe = run_on_rank0(lambda: adopted(recipe, reporter.note, begun=begun))
-        images = in_colours(images, recipe.data.colours)  # which the checkpoint may decide
-        recipe = all_succeed(lambda: fit_channels(recipe, pixels_of(images).channels, reporter.note))
-        indexed = images.kept if isinstance(images, StreamImages) else images
-        recipe = run_on_rank0(lambda: measured(recipe, indexed, reporter.note))
+        recipe = run_on_rank0(lambda: complete_recipe(recipe, images, reporter.note, begun=begun))
+        images = in_colours(images, recipe.data.colours)
         recipe = _with_precision(recipe, folder, device, reporter)
         loop = TrainingLoop(recipe, images, folder, reporter, device, table=table, profile=profile, teachers=teachers)
         return loop.run(against if verdict else None, second=second)

@@ -114,7 +114,7 @@ def train(
     init: "str | Path | Run | None" = None,
     teacher: "Teachers" = None,
     listed: str | Path | None = None,
-    against: Sequence[str] = (),
+    against: str | Sequence[str] = (),
     quiet: bool = False,
     profile: bool = False,
     extend: int | None = None,
@@ -137,7 +137,7 @@ def train(
         teacher: a frozen network to learn from, of recipes such as "distil": anything that `excb.load` takes, a
             `Backbone`, or an `nn.Module` with a `transform`; or several in a list.
         listed: a file with one image path a line, below `data`.
-        against: checkpoints that the verdict compares the run with, beside its references.
+        against: a checkpoint, or several in a list, that the verdict compares the run with, beside its references.
         quiet: no notes and no progress.
         profile: record a few steps and report where their time goes.
         extend: continue the finished run in `out` for so many epochs beyond the recipe's; all schedules begin anew.
@@ -172,7 +172,7 @@ def train(
             device=device,
             table=False,
             profile=profile,
-            against=against,
+            against=[against] if isinstance(against, str) else against,
             second="interrupt",
             teachers=given,
             extend=extend,

@@ -48,7 +48,7 @@ MISTAKES = [
     ),
     (
         "excb-pretrain rn18_small --data {photos} optim.batch=4 model.backbone=vit_small views.local_size=28",
-        ("28 x 28", "choose other view sizes"),
+        ("28 x 28", "choose another size"),
     ),
     (
         "excb-pretrain rn18_small --data {photos} --out {notes} optim.batch=4 method.clusters=4",

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Literal, NamedTuple
 
 from excb.checkpoint import exported
+from excb.checkpoint.stored import Which
 from excb.console import Reporter, plural
 from excb.errors import UserError
 from excb.hub import loading, selftest
@@ -56,7 +57,7 @@ def verify(name: str, reporter: Reporter) -> list[Row]:
         hashes = passes("sha256", lambda: _hashes(name, folder, is_export=is_export))
         if hashes or not is_export:
             loaded: list[Backbone] = []
-            if passes("coverage", lambda: _coverage(place, loaded)):
+            if passes("coverage", lambda: _coverage(place, loaded, network=_network(folder))):
                 passes("self-test", lambda: _self_test(folder, loaded[0], is_export=is_export))
                 passes("trained", lambda: _trained(loaded[0]))
     return rows
@@ -81,8 +82,14 @@ def _hashes(name: str, folder: Path, *, is_export: bool) -> str:
     return f"{message} and the catalogue"
 
 
-def _coverage(place: Path, loaded: list[Backbone]) -> str:
-    loaded.append(loading.load(place))
+def _network(folder: Path) -> Which:
+    """The network that is verified: the teacher, unless an exported folder holds the student alone."""
+    block = exported.read_config(folder).get("excb") if (folder / exported.CONFIG).is_file() else None
+    return "student" if isinstance(block, dict) and block.get("network") == "student" else "teacher"
+
+
+def _coverage(place: Path, loaded: list[Backbone], *, network: Which) -> str:
+    loaded.append(loading.load(place, network=network))
     tensors = len(loaded[0].network.state_dict())
     return f"all {plural(tensors, 'tensor')} of {loaded[0].entry.architecture.name} are present, and no others"
 

@@ -61,8 +61,9 @@ def usual_names(tensors: Tensors) -> Read:
         return _capi(tensors)
     tensors = _numbered(tensors)
     tensors = {re.sub(r"^(layer\d\.\d+\.)shortcut\.", r"\1downsample.", name): v for name, v in tensors.items()}
-    # Chunks repeat the block's own number: blocks.CHUNK.BLOCK.
-    tensors = {re.sub(r"^blocks\.\d+\.(\d+\.)", r"blocks.\1", name): value for name, value in tensors.items()}
+    # Chunks repeat the block's own number: blocks.CHUNK.BLOCK. The layers within a block are numbered from 0 in each.
+    blocks = {re.sub(r"^blocks\.\d+\.(\d+\.)", r"blocks.\1", name): value for name, value in tensors.items()}
+    tensors = blocks if len(blocks) == len(tensors) else tensors
     patches = tensors.get("patch_embed.proj.weight")
     if patches is None or patches.ndim != 4 or "blocks.0.ls1.gamma" not in tensors:
         return Read(tensors)

@@ -20,7 +20,7 @@ from excb.errors import UserError, nearest_name
 from excb.networks.architecture import POSITIONS, SMALL_STEM, Architecture
 from excb.networks.outputs import resized_preprocessing
 from excb.networks.preprocessing import Preprocessing
-from excb.networks.rules import architecture_from
+from excb.networks.rules import architecture_from, preprocessing_from
 
 
 def map_file(
@@ -61,12 +61,14 @@ def map_file(
     if not dictionaries:
         raise UserError(f"{source} holds no tensors by name: save the model's state_dict()")
     dictionaries, dropped = _without(dictionaries, drop, source=source)
+    stated = _stated_by_run(contents) if architecture is None else None
+    architecture = architecture if stated is None else stated[0]
     wanted = None if architecture is None else blueprint(architecture)
     file = File(str(source), contents, dictionaries, architecture, wanted, network, dict(options or {}))
     known_layout = _recognised(file) if layout is None else _named(layout)
     search = find_in_order if layout == ORDER else locate_network
     result = search(file) if known_layout is None else _map_known(known_layout, file)
-    name, stated = result.layout, _architecture_of_run(contents) if architecture is None else None
+    name = result.layout
     exact = (
         exact
         or result.exact
@@ -83,7 +85,10 @@ def map_file(
     )
     if known_layout is not None and not exact:
         located = _with_positions(located, known_layout)
-    preprocessing, origin = _preprocessing(known_layout, located, result.preprocessing)
+    if stated is None:
+        preprocessing, origin = _preprocessing(known_layout, located, result.preprocessing)
+    else:
+        preprocessing, origin = stated[1], "as the run states"
     if layout is None and name == "torchvision" and result.architecture.timm_name:
         name = "timm"  # the same places
     return Stored(
@@ -177,8 +182,7 @@ def _map_known(layout: Layout, file: File) -> LocatedNetwork:
         raise UserError(f"{file.source} is not of the layout {layout.name}: no tensors at {places}")
     cut = {_renamed(name, layout.renames): value for name, value in place.cut(file.dictionaries).items()}
     tensors, known, evaluated = usual_names(cut)
-    stated = file.architecture or _architecture_of_run(file.contents)
-    architecture = stated or file.with_options(known or recognise(tensors))
+    architecture = file.architecture or file.with_options(known or recognise(tensors))
     if architecture is None:
         raise file.unrecognisable(tensors)
     wanted = file.wanted or blueprint(architecture)
@@ -186,7 +190,7 @@ def _map_known(layout: Layout, file: File) -> LocatedNetwork:
     rows = cover(tensors, wanted, (*SPARE, *layout.spare)) + cover(beside, {}, layout.others)
     if rows:
         raise coverage_error(rows, tensors, architecture, expected=len(wanted), source=file.source)
-    exact = known is not None and stated is None
+    exact = known is not None and file.architecture is None
     return LocatedNetwork(layout.name, place, tensors, architecture, wanted, rows, exact, evaluated)
 
 
@@ -194,13 +198,13 @@ def _renamed(name: str, renames: Mapping[str, str]) -> str:
     return next((new + name.removeprefix(old) for old, new in renames.items() if name.startswith(old)), name)
 
 
-def _architecture_of_run(contents: Mapping[Any, Any]) -> Architecture | None:
-    """The architecture that a run's checkpoint of this package records."""
+def _stated_by_run(contents: Mapping[Any, Any]) -> tuple[Architecture, Preprocessing] | None:
+    """Architecture and preprocessing that a run's checkpoint of this package records; None for other files."""
     match contents:
-        case {"format": "excb-run", "architecture": {"name": str(), "options": dict()} as stated}:
+        case {"format": "excb-run", "architecture": dict() as architecture, "preprocessing": dict() as preprocessing}:
             try:
-                return architecture_from(stated)
-            except ValueError:
+                return architecture_from(architecture), preprocessing_from(preprocessing)
+            except (KeyError, TypeError, ValueError):
                 return None
     return None
 

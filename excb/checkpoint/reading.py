@@ -135,5 +135,7 @@ def _from_exported(folder: Path, network: Which, *, heads: bool) -> Stored:
     checkpoint = exported.read(folder)
     stated = checkpoint.facts.get("network", network)
     if stated != network and stated in ("teacher", "student"):
-        raise UserError(f"{folder} holds the {stated}, not the {network}: load it from the run folder")
+        raise UserError(
+            f"{folder} holds the {stated} alone: load that one (network={stated!r}, or --network {stated}), or the run"
+        )
     return replace(checkpoint, heads=exported.read_part(folder, exported.HEADS) or {}) if heads else checkpoint

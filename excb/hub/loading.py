@@ -1,12 +1,12 @@
 """`load`: a name becomes a backbone in five steps, each done once: resolve, fetch, read, cover, build."""
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from torch import nn
+from torch import Tensor, nn
 
 from excb.checkpoint import reading
 from excb.checkpoint.coverage import blueprint
@@ -21,7 +21,7 @@ from excb.hub.from_transformers import models as transformers_models
 from excb.hub.resolve import HUB, TIMM, UNTRAINED, WEB, Resolved, resolve
 from excb.hub.trained_heads import Heads
 from excb.networks.architecture import POSITIONS, Architecture
-from excb.networks.backbone import Uninitialised
+from excb.networks.backbone import Uninitialised, check_resolution
 from excb.remote.fetch import fetch_url
 from excb.remote.hf_repository import fetch_repo
 from excb.remote.wheels import PYPI
@@ -60,7 +60,7 @@ def load(
 
     Raises:
         UserError: there is no such name, it cannot be fetched, its sha256 is wrong, it is not a checkpoint, or a tensor
-            is missing, unexpected or misshapen.
+            is missing, unexpected or misshapen, or the network does not take images of `img_size`.
     """
     checkpoint, built = _read(name, network=network, heads=heads)
     architecture, preprocessing = checkpoint.architecture, checkpoint.preprocessing
@@ -216,8 +216,22 @@ def _built(checkpoint: Stored, img_size: int | None) -> tuple[nn.Module, Archite
         network = architecture.build()
     if img_size is not None:
         tensors = resampled(tensors, network, img_size=stated_size)
+        _require_same_shapes(network, tensors, checkpoint, img_size)
     load_strictly(network, tensors, what=what)
+    if img_size is not None:
+        check_resolution(network, [img_size])
     return network, architecture
+
+
+def _require_same_shapes(network: nn.Module, tensors: Mapping[str, Tensor], checkpoint: Stored, img_size: int) -> None:
+    """Raise UserError where a network for images of another size has parameters of other shapes, as Swin's windows."""
+    built = network.state_dict()
+    if other := next((name for name in built if built[name].shape != tensors[name].shape), None):
+        shapes = f"{tuple(tensors[other].shape)}, not {tuple(built[other].shape)}"
+        raise UserError(
+            f"{checkpoint.architecture.name} cannot be resized to images of {img_size} x {img_size} pixels: the "
+            f"checkpoint's {other} is {shapes}; choose another img_size, such as {checkpoint.preprocessing.crop}"
+        )
 
 
 def _entry(checkpoint: Stored, architecture: Architecture) -> Entry:

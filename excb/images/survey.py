@@ -92,6 +92,8 @@ def surveyed(images: Any, declared: Pixels | None = None, *, name: str = "", col
     known, total, name = declared or pixels_of(images), len(images), name or _name_of(images)
     source: Callable[[int], Source] = getattr(images, "source", _no_source)
     kinds, possible = _stored(images, known)
+    if not kinds and known.channels != 3:  # none can be read as images of so many channels
+        _refuse_other_channels(_stored(images, replace(known, channels=3, low=(0.0,), high=(1.0,)))[0], known, name)
     if not kinds:
         return Survey(total, kinds, known)
     if colours_of:
@@ -104,7 +106,9 @@ def surveyed(images: Any, declared: Pixels | None = None, *, name: str = "", col
             )
             + ": leave them out, or choose a command that takes other channels (docs/channels.md)",
         )
-    channels = _channels(kinds, known, name) if declared is None else known.channels
+    channels = _channels(kinds, known, name)
+    if declared is not None and channels != known.channels:  # a range is declared, and no number of channels
+        known = replace(known, channels=channels)
     deep = {stored for stored, _ in kinds if stored != "uint8"}
     if not deep:
         return Survey(total, kinds, known if channels == known.channels else Pixels(channels, colours=known.colours))
@@ -262,6 +266,8 @@ def _channels(kinds: Counter[tuple[str, int]], known: Pixels, name: str) -> int:
     for (_, channels), images in kinds.items():
         counts[3 if channels == 1 else channels] += images
     if known.channels != 3:
+        if (3 if known.channels == 1 else known.channels) not in counts:
+            _refuse_other_channels(kinds, known, name)
         return known.channels
     require(
         len(counts) == 1,
@@ -270,6 +276,16 @@ def _channels(kinds: Counter[tuple[str, int]], known: Pixels, name: str) -> int:
         + ": separate them, or declare the channels with data.channels=N (excb-eval: --channels N)",
     )
     return next(iter(counts))
+
+
+def _refuse_other_channels(kinds: Counter[tuple[str, int]], known: Pixels, name: str) -> None:
+    """Raise UserError for images that all have other channels than were declared, or than a network was trained on."""
+    counts = " or ".join(plural(count, "channel") for count in sorted({count for _, count in kinds}))
+    require(
+        not kinds,
+        f"the images of {name} have {counts}, not {known.channels}: choose a network of their channels, or "
+        "declare those that they have with data.channels=N (excb-eval: --channels N)",
+    )
 
 
 def _mixed(kinds: Counter[tuple[str, int]], name: str) -> str:

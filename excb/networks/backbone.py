@@ -176,6 +176,5 @@ def check_resolution(backbone: nn.Module, sizes: Iterable[int]) -> None:
                 backbone(torch.zeros(1, channels, size, size, device=device))
         except REFUSALS as error:
             raise UserError(
-                f"the backbone cannot take images of {size} x {size} pixels ({first_line(error)}): choose other view "
-                "sizes"
+                f"the backbone cannot take images of {size} x {size} pixels ({first_line(error)}): choose another size"
             ) from None

@@ -8,12 +8,17 @@ from typing import TYPE_CHECKING
 
 from excb.cli import Command, Parser
 from excb.console import Reporter
+from excb.errors import UserError
+from excb.files.run_files import RECIPE
 
 from .. import overrides
+from ..recipe import Recipe
 from ..run.remote_mirror import run_place
 from .options import add_overrides, check_gpus, named_recipe, place_of, require_images
 
 if TYPE_CHECKING:
+    from excb.images.image_set import CodedImages
+
     from ..doctor.finding import Finding
 
 DESCRIPTION = """\
@@ -48,16 +53,28 @@ def run(options: argparse.Namespace) -> int:
 
     from ..data.hub_stream import refuse_stream
     from ..doctor.checks import CheckedMachine, examine
-    from ..initialise import adopted
 
     refuse_stream(options.data, "doctor")
     reporter = Reporter(quiet=options.quiet)
     images = training_images(options.data, options.list, reporter.note, ledger=False)  # a check says it
-    recipe = recipe and adopted(recipe, reporter.note)
+    recipe = recipe and _completed(recipe, images, reporter, place_of(options).folder / RECIPE)
     subject = CheckedMachine(images, recipe, place_of(options), reporter, gpus=options.gpus, everything=options.all)
     findings = list(examine(subject))
     _print(findings, reporter, as_json=options.json)
     return int(any(finding.verdict == "error" for finding in findings))
+
+
+def _completed(recipe: Recipe, images: "CodedImages", reporter: Reporter, begun: Path) -> Recipe:
+    """The recipe with all values that its run would have."""
+    from ..initialise import adopted
+    from ..training.pixels import with_their_pixels
+    from ..training.start import complete_recipe
+
+    try:
+        images = with_their_pixels(images, recipe.data, Reporter(quiet=True), begun=begun)
+    except UserError:
+        return adopted(recipe, reporter.note, begun=begun)  # a check says what is wrong with the images
+    return complete_recipe(recipe, images, reporter.note, begun=begun)
 
 
 def _print(findings: Sequence["Finding"], reporter: Reporter, *, as_json: bool) -> None:

@@ -6,11 +6,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from excb.cli import Command, Parser
-from excb.console import Reporter
+from excb.console import Reporter, plural
 from excb.distributed.slurm import HELP as SLURM_HELP
 from excb.distributed.slurm import submit_command
 from excb.errors import is_rank0
 from excb.files.foreign import read_text
+from excb.files.run_files import RECIPE
 
 from ..recipe import Recipe
 from .options import add_recipe, add_run, place_of, recipe_of, reporter_of, require_images
@@ -63,26 +64,32 @@ def run(options: argparse.Namespace) -> int:
 
 def dry_run_here(options: argparse.Namespace, recipe: Recipe) -> int:
     """Say whether the run can start, then what it takes."""
+    from excb.images.pixels import pixels_of
     from excb.sources.opening import training_images
 
+    from ..channels import fit_channels
     from ..data.hub_stream import refuse_stream
-    from ..initialise import adopted
     from ..plan.plan import plan_run, print_plan_report
-    from ..run.run_folder import extended, stored_recipe
+    from ..run.run_folder import extended, newest_step, refuse_folder, stored_recipe
     from ..training.pixels import with_their_pixels
-    from ..training.start import check_run
+    from ..training.start import check_run, complete_recipe
 
     refuse_stream(options.data, "--dry-run")
-    reporter = reporter_of(options)
-    images = with_their_pixels(training_images(options.data, options.list, reporter.note), recipe.data, reporter)
+    reporter, place = reporter_of(options), place_of(options)
+    begun, images = place.folder / RECIPE, training_images(options.data, options.list, reporter.note)
+    images = with_their_pixels(images, recipe.data, reporter, begun=begun)
+    if not recipe.adopts:
+        recipe = fit_channels(recipe, pixels_of(images).channels)
     if options.extend is not None:
-        place = place_of(options)
         _, recipe = extended(recipe, stored_recipe(place.folder), place, options.extend)
     check_run(recipe, images)
-    recipe = adopted(recipe, reporter.note)
+    recipe = complete_recipe(recipe, images, reporter.note, begun=begun)
+    refuse_folder(place, recipe, images, extends=options.extend is not None)
     report = plan_run(recipe, options.gpus, images, measure="step", gpu=None, reporter=reporter)  # builds the network
     if not options.json:
-        reporter.answer(f"it can run, into {place_of(options)}")
+        done, steps = newest_step(place.folder), recipe.steps_per_epoch(len(images)) * recipe.optim.epochs
+        already = "" if not done else f": {done:,} of {plural(steps, 'step')} are done"
+        reporter.answer(f"it can run, into {place}{already}")
     print_plan_report(report, reporter, as_json=options.json)
     return 0
 

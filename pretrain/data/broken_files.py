@@ -64,7 +64,7 @@ class BrokenFiles:
         self.seen += seen
         self.found += found
         seen, found = self.seen - self._before[0], self.found - self._before[1]
-        passes = -(-seen // epoch) + (self._before[0] > 0)  # begun ones: a resumed run may be within one
+        passes = -(-self.seen // epoch) - self._before[0] // epoch  # begun ones since this start, in whole or in part
         likely = MAX_SHARE * seen
         certain, beyond_chance = found > MAX_SHARE * images * passes, found > likely + CHANCE * math.sqrt(likely)
         if hopeless or (seen >= JUDGED_FROM and (certain or beyond_chance)):

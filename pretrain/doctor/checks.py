@@ -10,7 +10,6 @@ from excb.console import Reporter
 from excb.distributed.machine import choose_device
 from excb.distributed.workers import worker_count
 from excb.images.image_set import CodedImages
-from excb.images.scanning import refuse_among
 from excb.images.survey import surveyed, with_pixels
 
 from ..data.broken_files import MAX_SHARE
@@ -19,7 +18,7 @@ from ..plan import frozen_teachers
 from ..recipe import Recipe
 from ..run.remote_mirror import RunLocation
 from ..run.rules import RULES, breaches_on
-from ..run.run_folder import facts_of_images, refuse_other_run
+from ..run.run_folder import refuse_folder
 from .accelerator import check_accelerator
 from .files import check_files
 from .finding import Finding
@@ -72,10 +71,7 @@ class CheckedMachine:
 
     def refuse_folder(self) -> None:
         """Raise UserError where the run itself would refuse its folder: among the images, or another run's."""
-        if self.place.url is None:
-            refuse_among(self.images, self.place.folder)
-        if self.named_recipe is not None:
-            refuse_other_run(self.place.folder, self.recipe, facts_of_images(self.images))
+        refuse_folder(self.place, self.named_recipe, self.images)
 
 
 @dataclass(frozen=True)

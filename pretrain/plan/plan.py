@@ -93,7 +93,8 @@ def plan_run(
     """
     if images is not None:
         recipe = fit_channels(recipe, pixels_of(images).channels)
-    settled = _assumed(_with_precision(recipe, gpus, gpu))
+    recipe = _assumed(recipe)
+    settled = _with_precision(recipe, gpus, gpu)
     settled.micro_batch(max(1, gpus or 1))  # what cannot run is refused before networks are traced
     settled.steps_per_epoch(_size(images))
     frozen = frozen_teachers.frozen_teachers_of(settled, teachers)

@@ -56,6 +56,7 @@ class Progress:
     last: dict[str, Any] | None = None  # the newest epoch's figures
     health: dict[str, Any] = field(default_factory=dict)  # `AlarmState` as a dict
     counts: Tensor | None = None  # the newest whole epoch's assignments to every cluster, [K]
+    started_from: str | None = None  # hash of the backbone's weights that `init` named when the run began
     # Of runs that measure the network they start from:
     start: dict[str, Any] | None = None  # its figures, as epoch 0
     gauges: dict[str, str] = field(default_factory=dict)  # hashes of the probes' images, by probe

@@ -6,6 +6,7 @@ import os
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from functools import partial
 from io import FileIO
 from pathlib import Path
@@ -21,8 +22,9 @@ from excb.errors import UserError, require
 from excb.files import json_text
 from excb.files.foreign import read_bytes
 from excb.files.run_files import METRICS, RECIPE, REPORT
-from excb.images.image_set import Images, clipped_ledger, ledger_of
+from excb.images.image_set import CodedImages, Images, clipped_ledger, ledger_of
 from excb.images.pixels import EIGHT_BIT, pixels_of
+from excb.images.scanning import refuse_among
 from excb.version import __version__
 
 from ..recipe import Recipe
@@ -101,7 +103,9 @@ class RunFolder:
             self._mirror.receive()
         if extends:
             self._reopen(recipe.steps_per_epoch(len(images)))
-        json_text.write_json({"excb_version": __version__, "recipe": recipe.to_dict(), "data": data}, file)
+        recipe, begun_in = _spelt_as_stored(recipe, self._stored())
+        begun = {"excb_version": __version__, "recipe": recipe.to_dict(), "data": data, "begun_in": begun_in}
+        json_text.write_json(begun, file)
         if self._mirror is not None:
             self._mirror.claim(RECIPE)
 
@@ -135,7 +139,7 @@ class RunFolder:
         """
         assert self._extends is not None
         before, after = self._extends
-        newest = max(map(run_checkpoint.step_of, run_checkpoint.in_run(self.path)), default=0)
+        newest = newest_step(self.path)
         report = self.path / REPORT
         if newest < before * steps_per_epoch and after > before:
             if ended := _why_ended(report):
@@ -223,6 +227,11 @@ def stored_recipe(folder: Path) -> bytes | None:
     return read_bytes(folder / RECIPE) if _has_trained(folder) else None
 
 
+def newest_step(folder: Path) -> int:
+    """The step of the newest checkpoint in a run folder; 0 where there is none."""
+    return max(map(run_checkpoint.step_of, run_checkpoint.in_run(folder)), default=0)
+
+
 def extended(recipe: Recipe, text: str | bytes | None, place: object, epochs: int) -> tuple[int, Recipe]:
     """How many epochs a stored run has, and its recipe with so many more (`RunFolder.extended`).
 
@@ -255,6 +264,24 @@ def _why_ended(report: Path) -> str:
         return str(json_text.parse(read_bytes(report)).get("ended") or "")
     except (OSError, ValueError, AttributeError):
         return ""
+
+
+def refuse_folder(place: RunLocation, recipe: Recipe | None, images: CodedImages, *, extends: bool = False) -> None:
+    """Refuse the folder that a run itself would refuse, before it starts. The folder at a URL is not looked at.
+
+    Args:
+        place: of the run.
+        recipe: with all values that the run takes from images and checkpoints; None if it is not known.
+        images: the training images.
+        extends: the run in the folder is extended.
+
+    Raises:
+        UserError: the folder is among the images, or belongs to a run with another recipe or other images.
+    """
+    if place.url is None:
+        refuse_among(images, place.folder)
+    if recipe is not None:
+        refuse_other_run(place.folder, recipe, facts_of_images(images), extends=extends)
 
 
 def refuse_other_run(folder: Path, recipe: Recipe, data: dict[str, Any], *, extends: bool = False) -> None:
@@ -298,7 +325,7 @@ def _refuse_others(text: str | bytes, recipe: Recipe, data: dict[str, Any], plac
         more, restarts = old_recipe["optim"]["epochs"] - recipe.optim.epochs, tuple(old_recipe["optim"]["restarts"])
     except (ValueError, KeyError, TypeError, AttributeError):
         raise UserError(_damaged(place)) from None
-    new_recipe = completed(recipe.to_dict())
+    new_recipe = completed(_spelt_as_stored(recipe, text)[0].to_dict())
     others = changes(old_recipe, new_recipe, resumable_changes=(*RESUMABLE_CHANGES, *LENGTH))
     if not others and not extends and recipe.optim.restarts != restarts and more > 0:
         raise UserError(
@@ -318,6 +345,34 @@ def _refuse_others(text: str | bytes, recipe: Recipe, data: dict[str, Any], plac
         advice=f"use the {plural(old_images, 'image')} of {old_root} again, or choose another --out "
         f"(init={place} takes its weights)",
     )
+
+
+def _spelt_as_stored(recipe: Recipe, text: str | bytes | None) -> tuple[Recipe, str]:
+    """The recipe with paths of networks spelt as where its run began, if they lead to the same places; and that folder.
+
+    Args:
+        recipe: of this start, whose relative paths begin in the working directory.
+        text: the `recipe.json` of the run, or None for a new one. Those of earlier versions do not say where it began.
+    """
+    here = str(Path.cwd())
+    try:
+        old = json_text.parse(text) if text is not None else {}
+        begun_in, init, teachers = old["begun_in"], old["recipe"]["init"], old["recipe"]["distil"]["teachers"]
+    except (ValueError, KeyError, TypeError):
+        return recipe, here
+
+    def spelt(name: str | None, before: object) -> str | None:
+        if name is None or not isinstance(before, str):
+            return name
+        places = (os.path.normpath(os.path.join(*each)) for each in ((here, name), (begun_in, before)))  # noqa: PTH118
+        return before if len(set(places)) == 1 else name
+
+    if not isinstance(begun_in, str):
+        return recipe, here
+    named = zip(recipe.distil.teachers, teachers, strict=False) if isinstance(teachers, list) else ()
+    respelt = {name: spelt(name, before) for name, before in named}
+    names = tuple(respelt.get(name) or name for name in recipe.distil.teachers)
+    return replace(recipe, init=spelt(recipe.init, init)).change(distil={"teachers": names}), begun_in
 
 
 @contextmanager

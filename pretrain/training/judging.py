@@ -15,14 +15,14 @@ from excb.checkpoint.stored import load_strictly
 from excb.console import Reporter
 from excb.distributed.collectives import all_succeed, broadcast, run_on_rank0
 from excb.distributed.signals import StopRequest
-from excb.errors import UserError
+from excb.errors import UserError, require
 from excb.files import json_text
 from excb.files.foreign import read_bytes
 from excb.files.run_files import REPORT, read_metrics
 from excb.hub import loading
 from excb.hub.backbone import Backbone
 from excb.inference.estimate import Estimate
-from excb.networks.backbone import check_resolution
+from excb.networks.backbone import check_resolution, weights_hash
 from excb.networks.preprocessing import Preprocessing
 from excb.references import patches
 from excb.references.baselines import WITHOUT_NETWORK, rows_of_inputs
@@ -322,9 +322,18 @@ class _Comparison:
 
     @cached_property
     def _start(self) -> nn.Module:
-        """The network that `init` names."""
-        model = build_model(self._state.recipe)
-        run_on_rank0(lambda: start_from(model, self._state.recipe, self._state.images))
+        """The network that the run started from: the one that `init` names, if that is still the same."""
+        recipe, known = self._state.recipe, self._state.progress.started_from  # not known of earlier versions' runs
+        model = build_model(recipe)
+
+        def load() -> None:
+            start_from(model, recipe, self._state.images)
+            require(
+                known in (None, weights_hash(model.teacher.backbone)),
+                f"init={recipe.init} is another network now than the one that this run started from",
+            )
+
+        run_on_rank0(load)
         network = model.teacher.backbone.eval().to(self._device)
         broadcast(network.state_dict().values())
         return network

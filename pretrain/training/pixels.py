@@ -4,7 +4,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from excb.console import Reporter
+from excb.console import Reporter, plural
 from excb.distributed.collectives import run_on_rank0
 from excb.errors import require
 from excb.files import json_text
@@ -35,6 +35,10 @@ def with_their_pixels(images: Any, settings: DataSettings, reporter: Reporter, *
         return surveyed(images.kept if isinstance(images, StreamImages) else images, known)
 
     survey = run_on_rank0(look)
+    require(
+        settings.channels in (None, 1, survey.pixels.channels),
+        f"images of {plural(survey.pixels.channels, 'channel')} have not {settings.channels}: leave data.channels out",
+    )
     require(
         settings.range is None or survey.deep,
         "all images have 8 bits, whose range is 0..255: leave data.range out",

@@ -1,6 +1,7 @@
 """The start of a run: refuse what cannot train, then build a new run or restore an unfinished one."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -12,18 +13,24 @@ from excb.errors import UserError
 from excb.hub.backbone import Backbone
 from excb.images import jpeg
 from excb.images.image_set import CodedImages
+from excb.images.pixels import pixels_of
 from excb.method import ExCB
+from excb.networks.backbone import weights_hash
 
+from ..channels import fit_channels
 from ..data.feed import BatchFeed
 from ..data.stream_images import StreamImages
 from ..data.stream_order import reader_count
-from ..initialise import build_model, check_backbone, start_from
+from ..initialise import adopted, build_model, check_backbone, start_from
 from ..recipe import Recipe
 from ..run.journal import EpochStatistics
+from ..run.progress import Progress
 from ..run.run_folder import RunFolder
 from ..step import trainer_for
 from . import teaching
+from .pixels import in_colours
 from .state import RunState
+from .statistics import measured
 
 
 def check_run(recipe: Recipe, images: CodedImages | StreamImages) -> None:
@@ -61,6 +68,26 @@ def check_run(recipe: Recipe, images: CodedImages | StreamImages) -> None:
         reader_count(images, recipe.optim.batch, world_size())
 
 
+def complete_recipe(
+    recipe: Recipe, images: CodedImages | StreamImages, note: Callable[[str], None], *, begun: Path | None = None
+) -> Recipe:
+    """The recipe with all values that a run takes from the checkpoint that it starts from, or from its images.
+
+    Args:
+        recipe: as the command line makes it.
+        images: with the record of their pixels (`with_their_pixels`).
+        note: called with a message for each kind of them.
+        begun: the `recipe.json` of the same run, if it was started before.
+
+    Raises:
+        UserError: the checkpoint or the images cannot be read, or do not fit each other or the recipe.
+    """
+    recipe = adopted(recipe, note, begun=begun)
+    images = in_colours(images, recipe.data.colours)  # which the checkpoint may decide
+    recipe = fit_channels(recipe, pixels_of(images).channels, note)
+    return measured(recipe, images.kept if isinstance(images, StreamImages) else images, note)
+
+
 def start(
     recipe: Recipe,
     images: CodedImages | StreamImages,
@@ -93,8 +120,10 @@ def start(
     taught = teaching.load_teaching(recipe, device, given)
     model = all_succeed(lambda: _build(recipe, taught))
     contents = run_on_rank0(resume)
+    started_from: str | None = None
     if contents is None and recipe.init is not None:
         reporter.note(run_on_rank0(lambda: start_from(model, recipe, images)))
+        started_from = run_on_rank0(lambda: weights_hash(model.teacher.backbone))
     if contents is not None:
         teaching.refuse_other_teachers(taught, contents.get("teachers", []))
     teaching.prepare_teaching(taught, recipe, feed, reporter, device)
@@ -106,7 +135,8 @@ def start(
         refuse_lost_feedback(recipe, contents, steps=trainer.schedules.steps)
     samples = trainer.schedules.steps_per_epoch * recipe.optim.batch // world_size()
     statistics = EpochStatistics(images, recipe, samples=samples, device=device)
-    state = RunState(recipe, images, trainer, statistics, feed, teaching=taught)
+    progress = Progress(started_from=started_from)
+    state = RunState(recipe, images, trainer, statistics, feed, progress, teaching=taught)
     if contents is not None:
         state.restore(contents, reporter)
     broadcast(trainer.model.state_dict().values())

@@ -76,6 +76,7 @@ class RunState:
             "last": progress.last,
             "health": progress.health,
             "counts": progress.counts,
+            "started_from": progress.started_from,
             "start": progress.start,
             "gauges": progress.gauges,
             "hits": progress.hits,

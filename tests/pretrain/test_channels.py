@@ -15,6 +15,7 @@ from excb.images.image_set import ImageSet
 from excb.images.subset import Subset
 from excb.networks.backbone import image_channels
 from excb.pretrain import overrides
+from excb.pretrain.__main__ import main
 from excb.pretrain.channels import fit_channels
 from excb.pretrain.loop import run_training
 from excb.pretrain.recipe import Recipe
@@ -25,6 +26,7 @@ from excb.transfer.task import Task
 from excb.zoo.export import export
 from tests.kept_notes import KeptNotes
 from tests.pretrain.banded import BANDS, PIXELS, band_images
+from tests.pretrain.small_runs import OVERRIDES, write_images
 
 pytestmark = pytest.mark.usefixtures("one_thread", "short_end")
 
@@ -130,6 +132,53 @@ def test_the_same_call_resumes(bands: ImageSet, trained: tuple[Path, list[str]])
     assert any("the run is finished" in line for line in notes.lines)
     with pytest.raises(UserError, match=r"belongs to another run \(data.channels was None, now 12"):
         run_training(small("conv4_tiny", data={"channels": 12}), bands, trained[0], notes, verdict=False)
+
+
+def test_what_is_said_before_a_run_is_of_the_run(
+    bands: ImageSet, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The dry run, the doctor and the plan know what the run takes from its images, before it and when it resumes."""
+    own = [word for word in OVERRIDES if not word.startswith("model.")]
+    words = ["conv4_tiny", "--data", str(bands.root), "data.range=0..10000", *own]
+    run = [*words, "--out", str(tmp_path / "run")]
+    assert main([*run, "--dry-run"]) == 0
+    assert f"it can run, into {tmp_path / 'run'}\n" in capsys.readouterr().out
+    assert main([*run, "--quiet"]) == 0
+    steps = 3 * (len(bands) // 8)
+    assert main([*run, "--dry-run"]) == 0
+    assert f"it can run, into {tmp_path / 'run'}: {steps} of {steps} steps are done" in capsys.readouterr().out
+    main(["doctor", *run, "--json"])
+    checks = {each["name"]: each for each in json.loads(capsys.readouterr().out)["checks"]}
+    assert "holds a run, which the same command resumes" in checks["run folder"]["found"]
+    assert main(["plan", *words, "--measure", "--json"]) == 0
+    planned = json.loads(capsys.readouterr().out)["parameters"]["teacher"]["backbone"]
+    assert planned == sum(each.numel() for each in excb.load(tmp_path / "run").network.parameters())
+
+
+@pytest.mark.parametrize(
+    ("declared", "words"),
+    [
+        (["data.channels=4"], "have 12 channels, not 4"),
+        (["data.channels=1"], "have 12 channels, not 1"),
+        (["data.channels=3"], "images of 12 channels have not 3"),
+        (["data.channels=3", "data.range=0..10000"], "images of 12 channels have not 3"),
+        (["data.channels=4", "data.range=0..10000"], "have 12 channels, not 4"),
+        (["data.range=0..1,0..2,0..3"], "12 channels from 0..1,0..2,0..3 are no pixels"),
+    ],
+)
+def test_declared_channels_that_the_images_do_not_have(
+    bands: ImageSet, tmp_path: Path, capsys: pytest.CaptureFixture[str], declared: list[str], words: str
+) -> None:
+    own = [word for word in OVERRIDES if not word.startswith("model.")]
+    assert main(["conv4_tiny", "--data", str(bands.root), "--out", str(tmp_path), *own, *declared]) == 2
+    assert words in capsys.readouterr().err
+
+
+def test_pictures_declared_as_of_other_channels(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    images = str(write_images(tmp_path / "images"))
+    own = [word for word in OVERRIDES if not word.startswith("model.")]
+    assert main(["conv4_tiny", "--data", images, "--out", str(tmp_path / "run"), *own, "data.channels=4"]) == 2
+    assert "have 3 channels, not 4" in capsys.readouterr().err
 
 
 @pytest.fixture(scope="module")

@@ -13,8 +13,9 @@ from excb.console import Reporter
 from excb.errors import UserError
 from excb.images.scanning import scan_folder
 from excb.pretrain import loop
+from excb.pretrain.__main__ import main
 from excb.pretrain.train import changed_recipe
-from tests.pretrain.small_runs import VALUES, assert_same, stopped_before
+from tests.pretrain.small_runs import OVERRIDES, VALUES, assert_same, stopped_before
 
 pytestmark = pytest.mark.usefixtures("one_thread", "short_end")
 EPOCHS = VALUES["optim"]["epochs"]
@@ -116,3 +117,33 @@ def test_a_run_that_is_not_finished_or_not_there_is_not_extended(run: Path, fini
     with pytest.raises(UserError, match=r"ended itself \(no gain for 3 measurements\)"):
         extend(run, finished_run, 2)
     assert (run / "recipe.json").read_bytes() == (finished_run / "recipe.json").read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("case", "words"),
+    [
+        ("extended", "was extended by 2 epochs"),
+        ("run.seed=1", "belongs to another run (run.seed was 0, now 1)"),
+        ("others", "belongs to another run (other images)"),
+        ("among", "is among the images"),
+    ],
+)
+def test_a_dry_run_refuses_the_folder_that_the_run_refuses(
+    run: Path, finished_run: Path, capsys: pytest.CaptureFixture[str], case: str, words: str
+) -> None:
+    images = Path(shutil.copytree(finished_run.parent / "images", run.parent / "images"))
+    if case == "extended":
+        stored = json.loads((run / "recipe.json").read_text())
+        stored["recipe"]["optim"] |= {"epochs": EPOCHS + 2, "restarts": [EPOCHS]}
+        (run / "recipe.json").write_text(json.dumps(stored))
+    elif case == "others":
+        next(images.rglob("*.png")).unlink()
+    elif case == "among":
+        run = Path(shutil.move(run, images / "run"))
+    command = ["quickstart", "--data", str(images), "--out", str(run), *OVERRIDES, *([case] if "=" in case else [])]
+    refusals = []
+    for line in ([*command, "--dry-run"], command):
+        assert main(line) == 2
+        refusals.append(capsys.readouterr().err.splitlines()[-1])
+    assert refusals[0] == refusals[1]
+    assert words in refusals[0]

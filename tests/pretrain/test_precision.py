@@ -82,7 +82,9 @@ def test_auto_is_bf16_on_cpus_that_have_it_for_networks_that_are_faster_in_it(
 def test_views_that_the_backbone_cannot_take_are_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"avx512_bf16": True})
     vit = ["model.backbone=timm:vit_tiny_patch16_224", "views.global_size=50", "efficiency.precision=auto"]
-    with pytest.raises(UserError, match=r"the backbone cannot take images of 50 x 50 pixels \(.*\): choose other view"):
+    with pytest.raises(
+        UserError, match=r"the backbone cannot take images of 50 x 50 pixels \(.*\): choose another size"
+    ):
         resolved(apply(find_recipe("conv4_tiny"), vit), CPU)
 
 

@@ -212,6 +212,11 @@ def test_what_cannot_be_a_run_is_refused(tmp_path: Path) -> None:
         excb.train("quickstart", data=tmp_path, out=tmp_path.parent / "other", quiet=True)
 
 
+def test_a_checkpoint_to_compare_with_is_one_name(images: Path, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="no checkpoint runs/none:"):  # and not one for each of its letters
+        train(images, tmp_path / "run", against="runs/none")
+
+
 def test_the_plan_is_what_the_command_prints(images: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["plan", "quickstart", "--data", str(images), "--gpus", "2", "--json", *OVERRIDES]
     main([*words, "efficiency.device=cpu"])

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from excb.checkpoint import run_checkpoint
 from excb.errors import UserError
 from excb.pretrain.__main__ import main
 from excb.pretrain.recipes import RECIPES
@@ -18,7 +19,7 @@ from excb.pretrain.run.monitor import Monitor
 from excb.pretrain.run.taught import NetworkCost
 from excb.pretrain.verdict import RunFigures, RunVerdict, guessing, judge_run
 from tests.pretrain.distil import taught
-from tests.pretrain.small_runs import OVERRIDES, write_images
+from tests.pretrain.small_runs import OVERRIDES, stopped_before, write_images
 from tests.run_files import write_run
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -306,6 +307,34 @@ def test_a_run_that_continues_another_is_compared_with_its_start(finished: Path,
     assert train(finished, *words) == 0
     values = json.loads((tmp_path / "next" / "report.json").read_text(encoding="utf-8"))["verdict"]
     assert values["references"]["start"] == report(finished)["verdict"]["figures"]
+
+
+def test_a_start_that_changed_while_the_run_trained_is_no_reference(
+    finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    began = tmp_path / "began"
+    shutil.copytree(finished / "run", began / "start")
+    monkeypatch.chdir(began)
+    words = ["--out", str(tmp_path / "next"), "optim.epochs=1"]
+    with stopped_before(2):
+        assert train(finished, *words, "init=start") == 143
+    # Elsewhere the same name leads to another network, which the run is not compared with.
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(finished / "run", tmp_path / "start")
+    newest = run_checkpoint.in_run(tmp_path / "start")[0]
+    stored = run_checkpoint.read_run_checkpoint(newest)
+    stored["model"] = {name: value * 2 for name, value in stored["model"].items()}
+    run_checkpoint.write_run_checkpoint(stored, newest)
+    copy = tmp_path / "copy"
+    shutil.copytree(tmp_path / "next", copy)
+    assert train(finished, "--out", str(copy), "optim.epochs=1", "init=start") == 0
+    assert "init=start is another network now than the one that this run started from" in capsys.readouterr().err
+    assert "start" not in json.loads((copy / "report.json").read_text(encoding="utf-8"))["verdict"]["references"]
+    # By its path from there it is the one that the run began with.
+    assert train(finished, *words, "init=began/start") == 0
+    assert (
+        "start" in json.loads((tmp_path / "next" / "report.json").read_text(encoding="utf-8"))["verdict"]["references"]
+    )
 
 
 def test_recipes_without_measurements_are_judged_by_the_loss() -> None:

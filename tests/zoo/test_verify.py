@@ -19,6 +19,7 @@ from excb.networks.architecture import Architecture
 from excb.networks.backbone import feature_width
 from excb.networks.preprocessing import Preprocessing
 from excb.zoo.__main__ import main
+from excb.zoo.export import export
 from excb.zoo.verify import verify
 from tests.run_files import TINY_RESNET, write_run
 
@@ -58,6 +59,12 @@ def test_the_bundled_checkpoint_passes(capsys: pytest.CaptureFixture[str]) -> No
         ("self-test", "ok"),
         ("trained", "ok"),
     ]
+
+
+@pytest.mark.usefixtures("taken_as_trained")
+def test_an_export_of_the_student_is_verified_as_one(tmp_path: Path) -> None:
+    folder = export(str(write_run(tmp_path / "run", 1)), tmp_path / "student", network="student")
+    assert set(states(folder).values()) == {"ok"}
 
 
 @pytest.mark.parametrize("moved", [False, True])

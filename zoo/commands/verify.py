@@ -40,7 +40,7 @@ def run(options: argparse.Namespace) -> int:
     else:
         reporter.table("Verification", ["checkpoint", "check", "state", "what was found"], rows)
     if failed := [name for name, checks in verifications.items() if any(check.state != "ok" for check in checks)]:
-        raise UserError(f"{', '.join(failed)} did not pass: see the table; fetch or export again")
+        raise UserError(f"{', '.join(failed)} did not pass: the table says why")
     return 0
 
 

@@ -788,13 +788,19 @@ def test_a_layout_of_known_authors_keeps_their_preprocessing(evaluated: Tensors)
 # ---------------------------------------------------------------------------------------------------------------------
 
 
+CONV4 = {"backbone": "conv4", "options": {"widths": [6, 8, 8, 12]}}
+
+
 @pytest.mark.parametrize("network", ["teacher", "student"])
-def test_checkpoints_of_our_own_runs(tmp_path: Path, network: Any) -> None:
-    contents = run_files.contents(run_files.tiny_recipe(), step=3)
+@pytest.mark.parametrize("model", [run_files.TINY_RESNET, CONV4])
+def test_checkpoints_of_our_own_runs(tmp_path: Path, model: dict[str, Any], network: Any) -> None:
+    contents = run_files.contents(run_files.tiny_recipe(model), step=3)
     run_checkpoint.write_run_checkpoint(contents, tmp_path / "step-3.pt")
     mapped = map_file(untrusted.read_untrusted(tmp_path / "step-3.pt"), source=Path("it"), network=network)
     assert (mapped.facts["layout"], mapped.facts["network"]) == ("excb-run", network)
     assert mapped.architecture == Architecture(**contents["architecture"])
+    assert mapped.preprocessing.to_dict() == contents["preprocessing"]
+    assert mapped.preprocessing_from == "as the run states"
     expected = {name: value for name, value in contents["model"].items() if ".backbone." not in name}
     assert mapped.heads.keys() == expected.keys()
     expected |= {name: contents["model"][f"{network}.backbone.{name}"] for name in mapped.tensors}

@@ -82,7 +82,7 @@ def test_student_and_teacher(run: Path, tensors: dict[str, Tensor], tmp_path: Pa
     assert not torch.allclose(features(excb.load(run), pictures()), expected)
     exported = export(str(run), tmp_path / "student", network="student")
     assert torch.equal(features(excb.load(exported, network="student"), pictures()), expected)
-    with pytest.raises(UserError, match="holds the student, not the teacher: load it from the run folder"):
+    with pytest.raises(UserError, match=r"holds the student alone: load that one .*--network student\), or the run$"):
         excb.load(exported)
 
 

@@ -281,3 +281,21 @@ def test_img_size_interpolates_position_embeddings_and_moves_the_crop(tmp_path: 
     torch.testing.assert_close(features(small, images), features(usual, images), rtol=1e-4, atol=1e-5)
     with pytest.raises(UserError, match="16"):
         excb.load(run, img_size=100)
+
+
+@pytest.mark.parametrize(
+    ("name", "side", "words"),
+    [
+        ("conv4_photos", 1, r"cannot take images of 1 x 1 pixels \(.*\): choose another size"),
+        (
+            "untrained:timm:swin_tiny_patch4_window7_224",
+            48,
+            "cannot be resized to images of 48 x 48 pixels.*such as 224",
+        ),
+        ("untrained:timm:coatnet_0_rw_224", 96, "cannot take images of 96 x 96 pixels"),
+    ],
+)
+def test_sizes_that_a_network_does_not_take_are_refused_when_it_is_loaded(name: str, side: int, words: str) -> None:
+    with pytest.raises(UserError, match=words) as caught:
+        excb.load(name, img_size=side)
+    assert "\n" not in str(caught.value)

@@ -67,7 +67,7 @@ def test_a_resolution_that_does_not_fit_is_the_users_to_fix(
     before = modes(network)
     with pytest.raises(UserError, match=f"{wrong} x {wrong} pixels") as error:
         check_resolution(network, sizes)
-    assert "choose other view sizes" in one_line(error)
+    assert "choose another size" in one_line(error)
     assert "()" not in one_line(error)
     assert modes(network) == before
 

@@ -483,6 +483,16 @@ def test_replacements_that_are_broken_too_do_not_count_twice(damaged: ImageSet) 
     assert chains >= refs
 
 
+@pytest.mark.parametrize("resumed_at", [0, 100, 300])
+def test_a_resumed_run_tolerates_as_many_broken_images_as_an_undisturbed_one(resumed_at: int) -> None:
+    """Of 300 images 3 may be broken, and in the epoch that is begun each is read once."""
+    counter = BrokenFiles(seen=resumed_at, found=0)
+    left = 300 if resumed_at == 300 else 300 - resumed_at
+    counter.count(stand_in(left - 50, broken=["a.png", "b.png", "c.png"]), images=300, epoch=300)
+    with pytest.raises(UserError, match=f"4 of {left} images seen"):
+        counter.count(stand_in(50, broken=["d.png"]), images=300, epoch=300)
+
+
 def test_counts_go_on_from_a_checkpoint(damaged: ImageSet) -> None:
     whole, first = BrokenFiles(), BrokenFiles()
     steps = batches(damaged)

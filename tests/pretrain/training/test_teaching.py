@@ -353,6 +353,25 @@ def test_a_teacher_that_changed_is_refused_when_a_run_resumes(images: Path, tmp_
     assert run(images, tmp_path / "run", [str(file)]) == 0
 
 
+def test_a_run_resumes_from_another_folder_with_its_teacher_named_from_there(
+    images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = tmp_path / "other"
+    other.mkdir()
+    taught.write_teacher(tmp_path, taught.CONV)
+    taught.write_teacher(other, taught.CONV, seed=8)
+    monkeypatch.chdir(tmp_path)
+    with stopped_before(2):
+        assert run(images, tmp_path / "run", ["teacher.pt"]) == 143
+    monkeypatch.chdir(other)
+    with pytest.raises(UserError, match="another network than the one that this run learned from"):
+        run(images, tmp_path / "run", ["teacher.pt"])  # of that name, but the other one's
+    with stopped_before(4):
+        assert run(images, tmp_path / "run", ["../teacher.pt"]) == 143
+    monkeypatch.chdir(tmp_path)
+    assert run(images, tmp_path / "run", ["teacher.pt"]) == 0
+
+
 def test_damaged_and_hostile_teachers_are_one_line(
     images: Path, tmp_path: Path, student: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
