@@ -154,7 +154,7 @@ _NOUNS = {
     "boxes": "box",
     "categories": "category",
     "classes": "class",
-    **{f"{one}s": one for one in ("crowd", "figure", "file", "folder", "image", "link", "name", "object")},
+    **{f"{one}s": one for one in ("crowd", "figure", "file", "folder", "image", "link", "name", "object", "picture")},
     **{f"{one}s": one for one in ("reading", "row")},
 }
 _VERBS = {"are": "is", "do": "does", "group": "groups", "have": "has", "leave": "leaves", "look": "looks"}

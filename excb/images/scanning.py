@@ -14,6 +14,9 @@ from excb.images.formats.plugins import Extra
 from excb.images.image_set import Images, ImageSet, ScannedImages
 from excb.ledger import Ledger, Tally
 
+# Pictures that commands write beside a JSON file: NAME.confusion.png beside NAME.json, and those of whole folders.
+BESIDE_RESULTS = ("confusion", "layers", "masks", "severity")
+OF_FOLDERS = {"clusters.json": "sizes.png", "comparison.json": "comparison.png", "recipe.json": "curves.png"}
 AGAIN = "links to a folder above them, or to one that is searched already"
 
 
@@ -22,7 +25,8 @@ def scan_folder(folder: Path | str, *, every: float | None = None) -> ImageSet:
 
     If every image is in a sub-folder and there are at least two of them, the first-level sub-folders are the classes.
     Files are images by their extension, and by their first bytes where that says nothing. NumPy arrays are images where
-    there are no others. The set's ledger counts everything else, also hidden files and folders.
+    there are no others. The set's ledger counts everything else, also hidden files and folders, and pictures of results
+    that earlier commands wrote there.
 
     A link to a folder elsewhere is followed, once. One that leads to a folder which is searched anyway, or above the
     link, is not: its images would be taken twice, or images that nobody named.
@@ -60,7 +64,7 @@ def find_images(root: Path, *, every: float | None = None) -> tuple[list[str], L
     paths, arrays, tally = list[str](), list[str](), Tally()
     usual = set[str]()  # endings of names, as they are typed: most files take one look
     for below, files in _walk(root, tally):
-        for entry in files:
+        for entry in _without_pictures_of_results(below, files, tally):
             name = entry.name
             if name[name.rfind(".") :] in usual:
                 paths.append(below + name)
@@ -82,6 +86,21 @@ def find_images(root: Path, *, every: float | None = None) -> tuple[list[str], L
     for array in arrays:
         tally.add(extension_of(array), array, "arrays are images where a folder holds no others")
     return paths, tally.ledger()
+
+
+def _without_pictures_of_results(below: str, files: list[os.DirEntry[str]], tally: Tally) -> list[os.DirEntry[str]]:
+    """The files of a folder, less the pictures that commands drew beside results: they are in nobody's set."""
+    drawn = set[str]()
+    for entry in files:
+        if entry.name.endswith(".json"):
+            drawn |= {f"{entry.name.removesuffix('.json')}.{word}.png" for word in BESIDE_RESULTS}
+            drawn.add(OF_FOLDERS.get(entry.name, ""))
+    if not drawn:
+        return files
+    for entry in files:
+        if entry.name in drawn:
+            tally.add("pictures of results", below + entry.name)
+    return [entry for entry in files if entry.name not in drawn]
 
 
 def _frames_or_none(root: Path, path: str, kind: Kind | Extra, every: float | None, tally: Tally) -> list[str]:

@@ -71,6 +71,7 @@ def test_an_entry_without_advice_or_names_is_short() -> None:
     ("reason", "one"),
     [
         ("hidden files", "1 hidden file"),
+        ("pictures of results", "1 picture of results"),
         (".mp4", "1 .mp4"),
         ("without extension", "1 without extension"),
         ("class folders without an image", "1 class folder without an image"),

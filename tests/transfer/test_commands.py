@@ -1,12 +1,14 @@
 """Every command of `excb-eval`: files, tables, cache, plans, and the same answer in many processes."""
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from excb.images.scanning import scan_folder
 from excb.transfer.cli import main
 from tests.forked import launch
 from tests.run_files import TINY_VIT, tiny_recipe, write_run
@@ -215,6 +217,28 @@ def test_results_among_the_images_are_refused(
     assert "name a place outside that folder" in err
     assert err.count("\n") == 1
     assert not (place / out).exists()
+
+
+def test_pictures_of_results_beside_train_and_test_are_not_counted_with_their_images(
+    place: Path, tmp_path: Path
+) -> None:
+    data = shutil.copytree(place / "data", tmp_path / "data")
+    known = list(scan_folder(data).paths)
+    for words in (
+        ("knn", "--k", "5"),
+        ("linear", "--epochs", "1"),
+        ("layers", "--probe", "knn", "--poolings", "mean"),
+        ("robustness", "--corruptions", "contrast", "--severities", "1", "--l2", "0.1"),
+        ("clusters", "--k", "3"),
+    ):
+        images = data / "train" if words[0] == "clusters" else data
+        usual = ["--ckpt", str(place / "run"), "--data", str(images), "--workers", "0", "--device", "cpu", "--no-cache"]
+        assert main([*words, *usual, "--quiet", "--out", str(data / f"{words[0]}.json")]) == 0
+    drawn = sorted(
+        str(file.relative_to(data)) for file in data.rglob("*.png") if str(file.relative_to(data)) not in known
+    )
+    assert len(drawn) == 6  # of layers two
+    assert list(scan_folder(data).paths) == known
 
 
 def test_the_vits_protocol_needs_a_vit(place: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -30,8 +30,6 @@ def show(options: DetectionOptions, job: Job) -> None:
         rows.append([entry.name, text_of(value), different, source, entry.metadata["doc"]])
     job.reporter.table("", ["option", "value", "stock", "source", "meaning"], rows)
     for annotated in (job.train, job.val):
-        for fault in annotated.faults:
-            job.reporter.answer(f"{annotated.listed_in} has {fault}: {fault.kind.effect_in(annotated.use)}")
         if unused := annotated.unused_classes:
             few = ", ".join(unused[:3]) + (", ..." if len(unused) > 3 else "")
             job.reporter.answer(f"{annotated.listed_in}: {len(unused):,} of its categories have no object ({few})")

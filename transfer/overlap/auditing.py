@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from excb.console import Reporter
+from excb.console import Reporter, plural
 from excb.distributed.collectives import world_size
 from excb.files.csv_text import path_cell, plain_table
 from excb.images.image_set import Images, ledger_of
@@ -140,6 +140,10 @@ def _hits(task: Task, bank: Tensor, queries: Tensor, reporter: Reporter) -> Tens
 
 
 def _result(task: Task, scores: dict[str, Tensor], calibration: Calibration, *, k: int, planted: int) -> ResultRecord:
+    notes = []
+    if calibration.planted < planted:
+        few = f"{plural(calibration.planted, 'train image')} planted, half of {len(task.train):,}"
+        notes.append(f"{few}, not {planted}: the other half chose the thresholds")
     for name, by_kind in calibration.found.items():
         scores |= {f"planted_{name}_{kind}": each for kind, each in by_kind.items()}
         scores[f"planted_{name}_false"] = calibration.alarms[name]
@@ -164,4 +168,5 @@ def _result(task: Task, scores: dict[str, Tensor], calibration: Calibration, *, 
         },
         ledger=ledger_of(task.train).of("train") + ledger_of(task.test).of("test"),
         seconds=0.0,
+        notes=notes,
     )

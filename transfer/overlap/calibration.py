@@ -51,6 +51,11 @@ class Calibration:
             self.thresholds, {**self.found, EITHER: either}, {**self.alarms, EITHER: alarms}, self.by_class
         )
 
+    @property
+    def planted(self) -> int:
+        """S, the train images that were altered in each way; half of all of them where more were asked for."""
+        return len(next(iter(self.alarms.values()), ()))
+
     def recall(self, name: str, kind: str) -> float:
         """The share of planted copies of a kind that a descriptor finds."""
         return float(self.found[name][kind].double().mean())

@@ -111,7 +111,8 @@ def _print(audited: "Audit", reporter: Reporter) -> None:
 
     header, rows = calibration_table(audited)
     if rows:
-        reporter.table("Planted copies of train images, and images that are none", header, rows)
+        images = plural(audited.calibration.planted, "train image")
+        reporter.table(f"Planted copies of {images}, and images that are none", header, rows)
     else:
         names = audited.calibration.thresholds
         reporter.answer(f"Near from {' or '.join(near_from(audited, name) for name in names)}, not calibrated")
@@ -126,6 +127,8 @@ def _print(audited: "Audit", reporter: Reporter) -> None:
         if name in result.figures
     ]
     reporter.table(title, ["figure", "%", "95 % interval"], figures)
+    for note in result.notes:
+        reporter.note(note)
     if not audited.pairs:
         return
     described = [audited.describe(pair) for pair in audited.pairs[:LISTED]]

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from excb.console import plural
 from excb.errors import require
 from excb.hub.adopted import OwnTransform
 from excb.images.subset import Subset
@@ -57,7 +58,7 @@ class Ready:
             not options.corruption_names or side >= corruptions.SMALLEST,
             f"corruptions are defined from {corruptions.SMALLEST} pixels on: --crop {side} is smaller",
         )
-        task = _with_fewer(task, options)
+        task = _with_fewer(task, options, note)
         convert = partial(like_the_others, others=task.test, note=note)
         others = tuple(
             open_set(text, classes, border=options.border, convert=convert, note=note) for text in options.also
@@ -128,10 +129,12 @@ class Ready:
         return values
 
 
-def _with_fewer(task: Task, options: RobustnessOptions) -> Task:
-    """The task with the share of the test images that is asked for."""
+def _with_fewer(task: Task, options: RobustnessOptions, note: Note) -> Task:
+    """The task with the share of the test images that is asked for; of every class at least one, which a note says."""
     if options.images is None or options.images >= len(task.test):
         return task
     assert task.test.labels is not None
     kept = stratified_split(task.test.labels, options.images / len(task.test), options.seed)
+    if len(kept) != options.images:
+        note(f"--images {options.images}: {plural(len(kept), 'test image')}, one of every class")
     return replace(task, test=Subset(task.test, kept))

@@ -69,7 +69,7 @@ class SetMeasurements:
     targets: np.ndarray  # of the test images, as `metrics.Metric` takes them
     answers: Mapping[str, np.ndarray] = field(default_factory=dict)  # by head, likewise
     inference: Mapping[str, dict[str, str]] = field(default_factory=dict)  # the basis of the intervals, by head
-    notes: Sequence[str] = ()  # on a head that failed
+    notes: Sequence[str] = ()  # on a head that failed, and on fewer images than were asked for
 
     def pack(self) -> bytes:
         """The bytes of an .npz file with targets and answers."""
@@ -147,8 +147,20 @@ def measure_set(
     bases = {head: metric.basis if head in answers else OVER_EPISODES for head in figures}
     majority = dict.fromkeys(figures, metric.majority(train, test))
     sweep = {"C": fitted.C, "held_out": {f"{C:g}": judged[0] for C, judged in fitted.sweep.items()}}
-    notes = () if metric.label_sets else _failed(answers, majority[LOGREG])
+    notes = _fewer(train, options) + ([] if metric.label_sets else _failed(answers, majority[LOGREG]))
     return SetMeasurements(figures, intervals, majority, sweep, test, answers, stated(bases, intervals), notes)
+
+
+def _fewer(train: np.ndarray, options: Options) -> list[str]:
+    """A sentence for each number of images that was asked for and that the train set does not have."""
+    notes = [f"k-NN: {plural(len(train), 'train image')} vote, not {options.k}"] if options.k > len(train) else []
+    sizes = np.bincount(train) if train.ndim == 1 else np.zeros(0, int)
+    sizes = sizes[sizes > 0]
+    for n in options.shots:
+        if few := int((sizes < n).sum()):
+            those = f"{few} of {plural(len(sizes), 'class', 'classes')}"
+            notes.append(f"{n}-shot: all train images of {those}, which have fewer")
+    return notes
 
 
 def _failed(answers: Mapping[str, np.ndarray], guessing: float) -> list[str]:

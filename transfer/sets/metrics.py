@@ -58,9 +58,14 @@ class Metric:
         return self.percent(scores if self.label_sets else scores.argmax(1) == targets, targets)
 
     def majority(self, train: np.ndarray, test: np.ndarray) -> float:
-        """The figure of a guess that looks at no image: train's most frequent class, or equal scores for all."""
-        guess = np.zeros(test.shape) if self.label_sets else test == np.bincount(train).argmax()
-        return self.percent(guess, test)
+        """The figure of a guess that looks at no image: train's most frequent class, or equal scores for all.
+
+        Of classes equally frequent it is the mean.
+        """
+        if self.label_sets:
+            return self.percent(np.zeros(test.shape), test)
+        counts = np.bincount(train)
+        return float(np.mean([self.percent(test == label, test) for label in np.flatnonzero(counts == counts.max())]))
 
 
 def _top1(hits: np.ndarray, _targets: np.ndarray, weights: np.ndarray) -> np.ndarray:

@@ -92,6 +92,17 @@ def test_results_among_the_images_are_refused(tmp_path: Path) -> None:
     refuse_among(read_list(tmp_path / "list.txt"), tmp_path / "data")  # which is not scanned
 
 
+def test_pictures_of_results_are_no_images(tmp_path: Path) -> None:
+    ours = ["knn.json", "knn.confusion.png", "x.json", "x.severity.png", "x.y.json", "x.y.layers.png", "d.json"]
+    ours += ["d.masks.png", "c/clusters.json", "c/sizes.png", "run/recipe.json", "run/curves.png"]
+    ours += ["all/comparison.json", "all/comparison.png"]
+    theirs = ["1.png", "2.confusion.png", "c/2.png", "knn.png", "knn.masks.jpg", "sizes.png", "x.y.z.masks.png"]
+    images = scan_folder(touch(tmp_path, *ours, *theirs))
+    assert list(images.paths) == sorted(theirs)
+    counted = {entry.reason: entry.count for entry in images.ledger.entries}
+    assert counted == {"pictures of results": 7, ".json": 7}
+
+
 def test_only_files_with_an_images_ending_are_found(tmp_path: Path) -> None:
     good = [
         "1.jpg",

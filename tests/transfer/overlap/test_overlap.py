@@ -104,6 +104,10 @@ def test_features_and_hashes_calibrated_find_every_copy(place: Path, capsys: pyt
     assert found["figures"]["planted_hash_jpeg"] > 90
     assert found["figures"]["planted_either_false"] <= 10
     assert 0 < found["settings"]["cosine"] < 1
+    images = found["data"]["train"]["images"]  # fewer than twice the 200 that are planted by default
+    assert found["notes"] == [
+        f"{images // 2} train images planted, half of {images}, not 200: the other half chose the thresholds"
+    ]
 
 
 def test_knn_with_and_without_them_is_that_of_a_loop(

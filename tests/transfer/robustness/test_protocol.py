@@ -296,6 +296,15 @@ def test_two_processes_give_the_answer_of_one(place: Path, tmp_path: Path) -> No
     )
 
 
+def test_fewer_images_than_classes_are_one_of_each_and_the_result_says_so(place: Path) -> None:
+    options = RobustnessOptions(corruptions=NONE, l2=(L2,))
+    few, enough = (measure(task(place), replace(options, images=n), QUIET).result for n in (3, 9))
+    assert few.data["test"]["images"] == len(CLASSES)
+    assert f"--images 3: {len(CLASSES)} test images, one of every class" in few.notes
+    assert enough.data["test"]["images"] == 9
+    assert not any("--images" in note for note in enough.notes)
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [

@@ -73,6 +73,37 @@ def test_two_sets_and_one_that_is_missing(done: tuple[Path, str]) -> None:
     assert "<h2>Skipped</h2>" in (out / "sets.html").read_text(encoding="utf-8")
 
 
+def test_a_set_with_fewer_images_than_were_asked_for_says_so(
+    place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data, out = tmp_path / "uneven", tmp_path / "out"
+    write_folder(data / "train", each=4, classes=CLASSES[:2])
+    write_folder(data / "train", each=2, classes=CLASSES[2:3])
+    write_folder(data / "test", each=2, classes=CLASSES[:3], seed=1)
+    own = [
+        "--set",
+        f"uneven={data}",
+        "--ckpt",
+        str(place / "a"),
+        "--out",
+        str(out),
+        "--workers",
+        "0",
+        "--device",
+        "cpu",
+    ]
+    assert main(["sets", *own, "--no-cache", "--shots", "2", "3", "--episodes", "2", "--k", "11"]) == 0
+    expected = [
+        "k-NN: 10 train images vote, not 11",
+        "3-shot: all train images of 1 of 3 classes, which have fewer",
+    ]
+    results = [json.loads(file.read_text()) for file in out.rglob("*.json")]
+    notes = [result["notes"][:2] for result in results if result.get("protocol") == "sets"]
+    assert notes == [expected] * 3  # the checkpoint, that network untrained, and raw pixels
+    said = capsys.readouterr().err
+    assert all(said.count(line) == 1 for line in expected)
+
+
 def test_k_nn_is_that_of_the_protocol(place: Path, done: tuple[Path, str], tmp_path: Path) -> None:
     ckpt = ["--ckpt", str(place / "a"), "--workers", "0", "--device", "cpu", "--no-cache", "--quiet"]
     for name, data, figure in (

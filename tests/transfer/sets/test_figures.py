@@ -34,6 +34,9 @@ def test_guesses_without_a_look_at_an_image() -> None:
     train = np.array([1, 1, 0])
     assert TOP1.majority(train, TARGETS) == pytest.approx(100 * 2 / 6)
     assert MEAN_PER_CLASS.majority(train, TARGETS) == pytest.approx(50)
+    tied = np.array([0, 1, 2, 2, 1, 0])  # of three classes, one is not in test
+    assert TOP1.majority(tied, TARGETS) == pytest.approx((100 * 4 / 6 + 100 * 2 / 6 + 0) / 3)
+    assert MEAN_PER_CLASS.majority(tied, TARGETS) == pytest.approx((50 + 50 + 0) / 3)
     targets = np.array([[1, 0], [0, 0], [1, 1], [1, 0]])
     assert MAP.majority(targets, targets) == pytest.approx(100 * (3 / 4 + 1 / 4) / 2)
 
