@@ -14,8 +14,6 @@ from excb.results.result import ResultRecord
 from . import protocols
 from .protocol import Fields
 from .reporting.fields import differences, named, readable
-from .reporting.label_scores import LabelScores
-from .reporting.predictions import Scored
 from .reporting.report import paired_beside
 
 
@@ -30,21 +28,8 @@ class Side(NamedTuple):
     def of(cls, file: Path) -> "Side":
         """A result's FILE.json, with its predictions beside it. Raises UserError if it cannot be read."""
         result = ResultRecord.read(file)
-        scored = answers_beside(result, file)
+        scored = protocols.answers_beside(result, file)
         return cls(str(file), result, paired_beside(result, file) if scored is None else scored)
-
-
-def answers_beside(result: ResultRecord, file: Path) -> Paired | None:
-    """The answers for every image beside a result's FILE.json; None of a protocol that saves none, such as detection.
-
-    Raises:
-        UserError: they are missing or damaged.
-    """
-    protocol = protocols.protocol_of_result(result.protocol)
-    if protocol is not None and protocol.read_paired is not None:
-        return protocol.read_paired(file)
-    saved = result.predictions.get("file", "")
-    return paired_beside(result, file) if saved.endswith((Scored.suffix, LabelScores.suffix)) else None
 
 
 def compare_results(

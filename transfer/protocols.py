@@ -6,10 +6,16 @@ A record is imported when it is asked for: a command enters no file of another p
 import re
 from collections.abc import Iterator, Mapping
 from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 from excb.errors import UserError, nearest_name
 
 from .protocol import Family, FigureKind, Protocol
+
+if TYPE_CHECKING:
+    from excb.inference.paired import Paired
+    from excb.results.result import ResultRecord
 
 
 class _Records(Mapping[str, Protocol]):
@@ -64,6 +70,23 @@ def protocol_of_result(name: str) -> Protocol | None:
     """The protocol that made a result, by the result's `protocol`; None of protocols that this version lacks."""
     own = next((each for each in PROTOCOLS if name == each or name.startswith((f"{each}_", f"{each}-"))), None)
     return None if own is None else PROTOCOLS[own]
+
+
+def answers_beside(result: "ResultRecord", file: Path) -> "Paired | None":
+    """The answers for every image beside a result's FILE.json; None of a protocol that saves none, such as detection.
+
+    Raises:
+        UserError: they are missing or damaged.
+    """
+    from .reporting.label_scores import LabelScores
+    from .reporting.predictions import Scored
+    from .reporting.report import paired_beside
+
+    protocol = protocol_of_result(result.protocol)
+    if protocol is not None and protocol.read_paired is not None:
+        return protocol.read_paired(file)
+    saved = result.predictions.get("file", "")
+    return paired_beside(result, file) if saved.endswith((Scored.suffix, LabelScores.suffix)) else None
 
 
 def families() -> tuple[Family, ...]:

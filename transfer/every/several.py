@@ -17,7 +17,7 @@ from excb.files.foreign import read_bytes
 from excb.networks.backbone import check_resolution, weights_hash
 from excb.networks.preprocessing import Preprocessing
 
-from ..compare import answers_beside
+from ..protocols import answers_beside
 from ..standings import forms
 from ..standings.chart import draw_table
 from ..task import Task

@@ -111,8 +111,8 @@ def _print(audited: "Audit", reporter: Reporter) -> None:
 
     header, rows = calibration_table(audited)
     if rows:
-        images = plural(audited.calibration.planted, "train image")
-        reporter.table(f"Planted copies of {images}, and images that are none", header, rows)
+        planted = plural(audited.calibration.planted, "train image")
+        reporter.table(f"Planted copies of {planted}, and images that are none", header, rows)
     else:
         names = audited.calibration.thresholds
         reporter.answer(f"Near from {' or '.join(near_from(audited, name) for name in names)}, not calibrated")
