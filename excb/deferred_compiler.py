@@ -70,7 +70,7 @@ def _is_compile_supported(device_type: Any) -> Any:
 
 
 class _Torch:
-    """What `import torch._dynamo` gives a function: torch, with a stand-in for the compiler."""
+    """Torch, with a stand-in for the compiler: the value of `import torch._dynamo` in a function."""
 
     def __getattr__(self, name: str) -> Any:
         return _Compiler() if name == "_dynamo" else getattr(sys.modules["torch"], name)
