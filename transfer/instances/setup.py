@@ -1,7 +1,7 @@
 """The task of instance retrieval: a backbone, a set with ground truth, distractors, and how images are read."""
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Self
 
@@ -13,7 +13,9 @@ from excb.console import Reporter
 from excb.distributed.collectives import run_on_rank0
 from excb.errors import UserError, first_line
 from excb.hub.backbone import Backbone
-from excb.images.image_set import Images
+from excb.images import copies
+from excb.images.image_set import Images, with_doubts
+from excb.ledger import NOTHING, Ledger, LedgerEntry, doubt
 from excb.neighbours.unit_rows import Rows
 from excb.networks.backbone import REFUSALS, evaluating
 from excb.networks.features import Kind
@@ -131,6 +133,10 @@ def open_task(shared: OwnSetOptions, own: InstanceOptions, device: torch.device,
     distractors, whitened_on = (
         None if place is None else open_images(place, reporter.note) for place in (own.distractors, own.whiten)
     )
+    if distractors is not None:
+        own_images = {"queries": instances.queries, "gallery images": instances.gallery}
+        more = distractors
+        distractors = with_doubts(more, run_on_rank0(lambda: _also_distractors(own_images, more)))
     longer = own.mode == "longer"
     backbone = backbone_of(
         shared.ckpt,
@@ -174,6 +180,29 @@ def open_task(shared: OwnSetOptions, own: InstanceOptions, device: torch.device,
     )
     task.ledger.tell(reporter)
     return task
+
+
+def _also_distractors(named: Mapping[str, Images], distractors: Images) -> Ledger:
+    """The images of a set whose very files are distractors, too, under any name: these would be counted as wrong."""
+    sets: list[Any] = [*named.values(), distractors]
+    images = sum(map(len, sets))
+    if not all(hasattr(each, "source") for each in sets):
+        return NOTHING
+    if images > copies.MOST:
+        most = f"images, more than the {copies.MOST:,} whose files are compared with those of the distractors"
+        return Ledger((LedgerEntry(most, images, (), "none may be a distractor", left_out=False),))
+    groups, found = copies.equal_images(sets), NOTHING
+    for number, (name, own) in enumerate(named.items()):
+        same = [
+            f"{own.paths[index]} = {distractors.paths[group[-1][1]]}"
+            for group in groups
+            if group[-1][0] == len(named)  # the last image of a group is one of the distractors
+            for place, index in group
+            if place == number
+        ]
+        reason = f"of the {name} are among the distractors too"
+        found += doubt(reason, sorted(same), "these are counted as wrong, use other distractors")
+    return found
 
 
 def _preprocessing(backbone: Backbone, options: InstanceOptions) -> Preprocessing:

@@ -3,6 +3,7 @@
 import csv
 import json
 import pickle
+import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -265,6 +266,29 @@ def test_distractors_are_images_of_the_gallery_that_answer_nothing(place: Path, 
     assert result.data["train"]["images"] == without.data["train"]["images"] + 9
     assert result.data["train"]["fingerprint"] != without.data["train"]["fingerprint"]
     assert (result.protocol_hash, result.data["test"]) == (without.protocol_hash, without.data["test"])
+
+
+def test_queries_and_answers_among_the_distractors_are_named_before_time_is_spent(
+    place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "more").mkdir()
+    references, queries = (
+        {file.read_bytes() for file in (place / "pairs" / name).rglob("*.jpg")} for name in ("references", "queries")
+    )
+    (tmp_path / "more" / "a.jpg").write_bytes(min(queries - references))
+    (tmp_path / "more" / "b.jpg").write_bytes(min(references - queries))
+    shutil.copy(place / "others" / "0.jpg", tmp_path / "more" / "c.jpg")
+    entries = task(place, "pairs", distractors=str(tmp_path / "more")).ledger.entries
+    said = [entry for entry in entries if "distractors" in entry.reason]
+    assert [(entry.count, entry.left_out) for entry in said] == [(1, False), (1, False)]
+    assert [entry.names[0].rpartition(" = ")[2] for entry in said] == ["a.jpg", "b.jpg"]
+    usual = command(place, "pairs", "--distractors", str(tmp_path / "more"), "--dry-run")
+    assert main(usual) == 0
+    assert capsys.readouterr().err.count("among the distractors too") == 2
+    assert not any(
+        "distractors" in entry.reason
+        for entry in task(place, "pairs", distractors=str(place / "others")).ledger.entries
+    )
 
 
 def test_whitening_is_learned_on_other_images(place: Path) -> None:
