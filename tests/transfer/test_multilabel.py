@@ -95,8 +95,8 @@ def test_linear_fits_a_regression_for_each_class(
         (("linear", "--protocol", "logreg", "--lr", "1"), "logreg has no --lr"),
         (("linear", "--protocol", "logreg", "--select", "test"), "have no use for --select: held-out images choose"),
         (("linear", "--protocol", "logreg", "--C", "0"), "--C must be above 0"),
-        (("retrieval",), "this evaluation needs one class for each: docs/sets.md"),
-        (("all",), "this evaluation needs one class for each: docs/sets.md"),
+        (("retrieval",), "this evaluation needs one class for each: knn and linear take sets of labels"),
+        (("all",), "this evaluation needs one class for each: knn and linear take sets of labels"),
         (("knn", "--k", "99"), "--k 99 is out of range"),
     ],
 )
