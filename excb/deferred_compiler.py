@@ -6,6 +6,7 @@ use, to hide functions from a compiler that is not there.
 
 import builtins
 import functools
+import inspect
 import sys
 from collections.abc import Callable
 from importlib.abc import MetaPathFinder
@@ -87,8 +88,14 @@ class _Compiler:
     def graph_break(self) -> None:
         """There is no graph."""
 
-    def disable(self, function: Callable[..., Any], *args: Any, **named: Any) -> Callable[..., Any]:
-        """The function, hidden from the compiler once that is loaded; torch keeps what this returns."""
+    def disable(self, function: Any = None, *args: Any, **named: Any) -> Any:
+        """The function, or what decorates one, hidden from the compiler once that is loaded; torch keeps the result."""
+        if function is None:
+            return lambda decorated: self.disable(decorated, *args, **named)
+        if not inspect.isroutine(function):  # of a class or a network it makes something of its own
+            import torch._dynamo
+
+            return torch._dynamo.disable(function, *args, **named)
         disabled: list[Callable[..., Any]] = []
 
         @functools.wraps(function)

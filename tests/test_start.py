@@ -52,6 +52,9 @@ def train(network, compiled=lambda function: function):
 
 check(training, "torch._dynamo", "torch._inductor")
 outside = torch.compiler.disable(lambda rows: rows + 1)
+@torch.compiler.disable(recursive=False)
+def decorated(rows): return rows + 2
+assert (outside(1), decorated(1)) == (2, 3)
 plain = train(torch.nn.Linear(3, 2))
 assert "torch._dynamo" not in sys.modules
 
@@ -66,7 +69,8 @@ counter = CompileCounter()
 compiled = train(torch.nn.Linear(3, 2), lambda function: torch.compile(function, backend=counter))
 assert counter.frame_count and all(map(torch.allclose, compiled, plain))
 frames = counter.frame_count
-torch.compile(lambda rows: outside(rows), backend=counter)(torch.ones(3))
+for function in (outside, decorated):
+    torch.compile(lambda rows: function(rows), backend=counter)(torch.ones(3))
 assert counter.frame_count == frames
 """
 

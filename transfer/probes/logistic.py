@@ -120,7 +120,7 @@ def fit_regression(
 
 
 @contextmanager
-def steps_on_one_thread() -> Iterator[None]:
+def _steps_on_one_thread() -> Iterator[None]:
     """L-BFGS's own steps take one thread, whatever the loss takes.
 
     They add up vectors of a few thousand numbers: threads cost more there than they save, most of all on a busy
@@ -146,7 +146,7 @@ def _scikit(features: Tensor, labels: Tensor, C: float, steps: int) -> tuple[Ten
     from sklearn.exceptions import ConvergenceWarning
     from sklearn.linear_model import LogisticRegression
 
-    with warnings.catch_warnings(record=True) as caught, steps_on_one_thread():
+    with warnings.catch_warnings(record=True) as caught, _steps_on_one_thread():
         warnings.simplefilter("always", ConvergenceWarning)
         model = LogisticRegression(C=C, max_iter=steps, tol=TOLERANCE).fit(features.numpy(), labels.numpy())
     converged = not any(issubclass(warning.category, ConvergenceWarning) for warning in caught)
@@ -174,7 +174,7 @@ def _minimise(
 
     limits = {"maxiter": steps, "maxls": 50, "gtol": tolerance, "ftol": 64 * np.finfo(float).eps}
     start = np.zeros(outputs * (features.shape[1] + 1))
-    with torch.enable_grad(), steps_on_one_thread():
+    with torch.enable_grad(), _steps_on_one_thread():
         found = minimize(objective, start, method="L-BFGS-B", jac=True, options=limits)
     solution = torch.from_numpy(found.x).view(outputs, -1)
     return solution[:, :-1], solution[:, -1], bool(found.success)
