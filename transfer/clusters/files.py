@@ -15,11 +15,12 @@ from excb.errors import UserError
 from excb.files.csv_text import check_cells, path_cell, plain_table, text_cell
 from excb.files.foreign import read_bytes, read_text
 from excb.images.image_set import Images
+from excb.results.pictures import CLUSTERS
 from excb.results.result import ResultRecord
 
 from .assignment import ClusterAssignment
 
-RESULT, TABLE, PARQUET = "clusters.json", "assignments.csv", "assignments.parquet"
+RESULT, TABLE, PARQUET = CLUSTERS, "assignments.csv", "assignments.parquet"
 HEADER = ("path", "cluster", "similarity", "second_cluster", "margin", "label")
 
 

@@ -71,7 +71,7 @@ def logistic_regression(
     settings = SOLVER | {"features": "pooled"}
     if few:
         settings |= FEW_SETTINGS if fitted.sweep and select == "folds" else BY_ONE_NUMBER
-    if few or tuple(strengths) != STRENGTHS_OF[LOGREG]:  # without C in a result it is the usual one, as before it was stored
+    if few or tuple(strengths) != STRENGTHS_OF[LOGREG]:  # which results do not name, as before C was a setting
         settings |= {"C": sorted(strengths)}
     same = SameFeatures.of((rows, labels), (test, targets), classes=classes, device=task.device)
     return JudgedGuesses(fitted.top(test), settings | choice.settings, (*choice.notes, *fitted.notes), same)

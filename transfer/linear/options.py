@@ -82,7 +82,7 @@ class LinearOptions(ProtocolOptions):
         return tried
 
     def refuse_seed(self) -> None:
-        """Raise UserError where --seed is given, of a regression whose C no held-out images choose; all ranks call it."""
+        """Raise UserError where --seed is given, where held-out images choose no C; all ranks call this."""
         if self.given("seed"):
             raise UserError.on_all_ranks(
                 f"--seed draws the images that choose C, and here none do ({self.protocol}): leave it out"

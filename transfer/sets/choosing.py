@@ -7,8 +7,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from excb.distributed.collectives import all_succeed, run_on_rank0
 from excb.errors import UserError, nearest_name, require
 from excb.files import toml
@@ -16,9 +14,11 @@ from excb.images.image_set import Images, with_doubts
 from excb.ledger import Ledger, doubt
 from excb.sources.source import Note
 
+from ..data.classes import unknown_classes
 from ..data.concerns import concerns
 from ..data.multilabel import PREFIX, has_label_sets
 from ..data.sources import is_named, train_and_test
+from ..opening import COUNT_AS_WRONG
 from .catalogue import GROUPS, SETS, SetEntry
 from .metrics import MAP, METRICS, TOP1
 
@@ -125,11 +125,9 @@ def _entry(table: Mapping[str, str], where: str) -> SetEntry:
 
 def _doubts(train: Images, test: Images) -> Ledger:
     """The likely mistakes of a set, which every result of it names."""
-    shared, names = len(train.classes or ()), test.classes or ()
-    labels = test.labels if test.labels is not None and not has_label_sets(test) else np.empty(0, np.int64)
-    unknown = [names[label] for label in labels[labels >= shared]]
-    lacks, unlike = "images of classes that train lacks", list(dict.fromkeys(unknown))
-    return concerns(train, test) + doubt(lacks, unlike, "counted as wrong", of="test", count=len(unknown))
+    unknown = {name: images for name, images in unknown_classes(train, test).items() if images}
+    lacks = "images of classes that train lacks"
+    return concerns(train, test) + doubt(lacks, list(unknown), COUNT_AS_WRONG, of="test", count=sum(unknown.values()))
 
 
 def open_sets(entries: Sequence[SetEntry], root: Path, note: Note) -> tuple[list[OpenSet], dict[str, str]]:
