@@ -68,7 +68,7 @@ class ClusterFiles:
         return [folder / file for file in (files.RESULT, *written)]
 
     def _atlas(self, result: ResultRecord) -> str:
-        options, assignment, images = self.options, self.assignment, self.images
+        options, assignment, images = self.options, self.assignment.with_noise_as_cluster(), self.images
         nearest, border = exemplars.choose_exemplars(assignment, options.exemplars)
         wanted = list(exemplars.in_turn(nearest, border, assignment.sizes))
         with self.reporter.progress("pictures of the atlas", len(wanted)) as bar:
@@ -82,7 +82,7 @@ class ClusterFiles:
             self.reporter.note(f"atlas: {note}")
             notes.append(note)
         shown = atlas.contents(
-            assignment,
+            self.assignment,
             images,
             self.near,
             atlas.Exemplars(nearest, border, pictures),
