@@ -17,14 +17,14 @@ def majority(train: Tensor, test: Tensor, *, within: int = 1) -> float:
         test: [Q] int64, classes of the test images.
         within: guesses for an image: 1 for top-1, 5 for top-5.
     """
-    sure, tied = most_frequent(train, within)
+    sure, tied = guessed_classes(train, within)
     drawn = (min(within, len(torch.unique(train))) - len(sure)) / len(tied)
     right, perhaps = (int(torch.isin(test, classes).sum()) for classes in (sure, tied))
     return 100 * (right + drawn * perhaps) / len(test)
 
 
-def most_frequent(train: Tensor, within: int = 1) -> tuple[Tensor, Tensor]:
-    """The `within` most frequent classes of train images [N] int64.
+def guessed_classes(train: Tensor, within: int = 1) -> tuple[Tensor, Tensor]:
+    """The `within` most frequent classes of train images [N] int64, which `majority` guesses.
 
     Returns:
         Classes that are among them, and equally frequent ones of which the rest is drawn.

@@ -54,7 +54,7 @@ def sets_named(words: Sequence[str], own: Mapping[str, str], only: Sequence[str]
     if twice := next((name for name in names if files.count(name.casefold()) > 1), None):
         raise UserError(f"two sets are called {twice}: rename one, or name it once")
     if wrong := next((name for name in only if name not in names), None):
-        raise UserError(f"--only {wrong}: no such set{nearest_name(wrong, names)}; there are {', '.join(names)}")
+        raise UserError(f"--only {wrong}: no such set{nearest_name(wrong, names)} (there are {', '.join(names)})")
     return [entry for entry in entries if not only or entry.name in only]
 
 
@@ -67,7 +67,7 @@ def _named(word: str) -> Sequence[SetEntry]:
         return [SETS[word]]
     known = [*GROUPS, *SETS]
     raise UserError(
-        f"no sets {word}{nearest_name(word, known)}; there are {', '.join(known)}; FILE.toml names your own"
+        f"no sets {word}{nearest_name(word, known)} (there are {', '.join(known)}; FILE.toml names your own)"
     )
 
 
@@ -92,7 +92,7 @@ def _from_table(table: dict[str, Any], file: Path) -> SetEntry:
     where = f"{file}, set {table.get('name', '')!r}"
     if wrong := sorted(table.keys() - _KEYS):
         raise UserError(
-            f"{where}: no key {wrong[0]}{nearest_name(wrong[0], _KEYS)}; there are {', '.join(sorted(_KEYS))}"
+            f"{where}: no key {wrong[0]}{nearest_name(wrong[0], _KEYS)} (there are {', '.join(sorted(_KEYS))})"
         )
     require(all(isinstance(value, str) for value in table.values()), f"{where}: all values are text")
     places = {key: _relative(value, file) for key, value in table.items() if key in ("data", "train", "test")}

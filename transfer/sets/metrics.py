@@ -12,7 +12,7 @@ import torch
 from excb.inference.accuracy import accuracy_interval
 from excb.inference.basis import JACKKNIFE, WILSON, Basis
 from excb.inference.jackknife import Replicates
-from excb.references.guessing import most_frequent
+from excb.references.guessing import guessed_classes
 
 from ..reporting import average_precision
 from ..reporting.average_precision import area, eleven_points
@@ -65,7 +65,7 @@ class Metric:
         """
         if self.label_sets:
             return self.percent(np.zeros(test.shape), test)
-        _, tied = most_frequent(torch.from_numpy(train))
+        _, tied = guessed_classes(torch.from_numpy(train))
         return float(np.mean([self.percent(test == label, test) for label in tied.tolist()]))
 
 

@@ -123,6 +123,7 @@ def hostile_page(page: Page, tmp_path: Path) -> Page:
 def test_hostile_names_are_shown_and_harmless(hostile_page: Page) -> None:
     page = hostile_page
     assert cards(page) == [0, 1, 2, 3, 4, 5, 6, 7, 8, 9]
+    assert page.run("getComputedStyle(document.getElementById('pages')).display") == "none"  # of one page
     for k in cards(page):
         page.run(f"location.hash = 'c{k}'")
         page.settle()
