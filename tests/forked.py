@@ -8,6 +8,7 @@ reads when it is imported, or how an interpreter begins or ends.
 """
 
 import atexit
+import faulthandler
 import multiprocessing
 import os
 import runpy
@@ -47,6 +48,7 @@ PRELOADED = [
     "timm",
     "tests.frozen",
 ]
+TELLS_STACKS = signal.SIGURG  # a forked program says on stderr where its threads are; any other ignores it
 READ_ON_IMPORT = ("HF_", "TRITON_")  # environment variables that a forked program cannot be given
 
 _LAUNCH = (
@@ -204,6 +206,7 @@ class _Program:
             opened = open(number, "w", buffering=1, errors=errors, closefd=False)  # noqa: SIM115
             setattr(sys, name, opened)
             setattr(sys, f"__{name}__", opened)
+        faulthandler.register(TELLS_STACKS, sys.stderr)
         if threads := self.environment.get("OMP_NUM_THREADS"):
             torch.set_num_threads(int(threads))
         multiprocessing.set_start_method(None, force=True)  # of data workers, as in any other program

@@ -12,6 +12,7 @@ import pytest
 
 from tests import forked
 from tests.clone import ROOT
+from tests.faults.runs import start_process
 
 REPORT = """
 import atexit, json, os, sys
@@ -117,3 +118,19 @@ def test_whoever_starts_a_new_interpreter_says_why() -> None:
             if starts and not re.search("new[ _]interpreter", code, re.IGNORECASE):
                 silent.append(f"{file.relative_to(ROOT)}, line {block.lineno}")
     assert silent == []
+
+
+def test_a_run_that_hangs_says_where_each_of_its_processes_is(tmp_path: Path) -> None:
+    """Both processes are forked."""
+    program = (
+        "import os, signal\n"
+        "def parent(): print('up', flush=True); signal.pause()\n"
+        "def child(): signal.pause()\n"
+        "parent() if os.fork() else child()\n"
+    )
+    running = start_process([sys.executable, "-c", program], tmp_path / "run")
+    with pytest.raises(AssertionError, match="the run did not end in 1 s: up") as failed:
+        running.wait(1)
+    assert re.search(r"in parent\b", str(failed.value))
+    assert re.search(r"in child\b", str(failed.value))
+    running.until_gone()

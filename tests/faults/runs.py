@@ -8,11 +8,12 @@ import time
 import uuid
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 from excb.checkpoint import run_checkpoint
 from excb.files.run_files import read_metrics
 from tests import forked
+from tests.forked import TELLS_STACKS
 from tests.pretrain.small_runs import OVERRIDES, assert_same
 
 PATIENCE = 120.0  # seconds for whatever a test waits for, on a busy machine
@@ -58,11 +59,10 @@ class Running:
         STARTED.append(self)
 
     def wait(self, seconds: float = PATIENCE) -> Ended:
-        """Wait for the end; whatever is left of the run after so many seconds is killed, and the test fails."""
+        """Wait for the end; a run that is there after so many seconds fails the test."""
         code = self.wait_for(seconds)
         if code is None:
-            self.kill_all()
-            raise AssertionError(f"the run did not end in {seconds:g} s: {self._log.read_text()}")
+            self.fail(f"the run did not end in {seconds:g} s")
         return Ended(code, self._log.read_text())
 
     def wait_for(self, seconds: float) -> int | None:
@@ -103,6 +103,14 @@ class Running:
             kill(process)
         self.wait_for(GONE)
 
+    def fail(self, reason: str) -> NoReturn:
+        """Kill a run that hangs, and fail the test with what it said and where each of its threads was."""
+        for process in self.alive():
+            os.kill(process, TELLS_STACKS)
+            self.wait_for(1)  # a stopped process tells nothing
+        self.kill_all()
+        raise AssertionError(f"{reason}: {self._log.read_text()}")
+
     def until(self, holds: Callable[[], bool]) -> None:
         """Wait until something holds; the test fails where the run ends before or it takes too long."""
         deadline = time.monotonic() + PATIENCE
@@ -110,8 +118,7 @@ class Running:
             code = self.wait_for(POLL)
             assert code is None, f"ended with {code}: {self._log.read_text()}"
             if time.monotonic() > deadline:
-                self.kill_all()
-                raise AssertionError(f"waited in vain: {self._log.read_text()}")
+                self.fail("waited in vain")
 
     def until_stopped(self) -> None:
         """Wait until the first process has stopped itself."""
