@@ -223,7 +223,7 @@ def _give_up_files(but: Collection[int | None]) -> None:
     worker of a rank whose queue had one of these numbers waited forever.
     """
     nothing = os.open(os.devnull, os.O_RDWR)
-    for number in map(int, os.listdir("/dev/fd")):
+    for number in [int(file.name) for file in Path("/dev/fd").iterdir()]:
         with suppress(OSError):  # the listing itself was one, and is closed
             os.fstat(number)
             if number not in but:
