@@ -36,7 +36,7 @@ def _features(given: list[Any], shell: Shell, device: "torch.device") -> int:
         check_features_file(shell.out)
     task = labelled()(options, None, device, shell.reporter)
     if shell.dry_run:
-        forecast(task, Work(task.sets, options.kind), shell.reporter)
+        forecast(task, Work(task.sets, options.kind), shell.reporter, as_json=shell.json)
         return 0
     if (out := shell.out) is None:
         raise UserError.on_all_ranks("name the file with --out FILE.npz")

@@ -1,5 +1,6 @@
 """`excb-eval detection`: its record."""
 
+import json
 import re
 from collections.abc import Mapping
 from functools import partial
@@ -67,11 +68,13 @@ def _measure(task: "DetectionTask", options: DetectionOptions, reporter: Reporte
     return measure(task, options, reporter)
 
 
-def _dry_run(task: "DetectionTask", options: DetectionOptions, reporter: Reporter) -> int:
-    from .dry_run import show
+def _dry_run(task: "DetectionTask", options: DetectionOptions, reporter: Reporter, as_json: bool) -> int:
+    from .dry_run import show, to_dict
 
     missing = _missing(options)
-    if is_rank0():
+    if is_rank0() and as_json:
+        reporter.answer(json.dumps({"can_run": not missing, "why": missing, **to_dict(options, task.job)}, indent=2))
+    elif is_rank0():
         reporter.answer(f"it cannot run: {missing}" if missing else "it can run")
         show(options, task.job)
     return USER_ERROR if missing else 0
