@@ -58,7 +58,7 @@ RUNS: dict[str, tuple[str, ...]] = {
     "overlap": (f"{_RUN} --train {{place}}/data/train --test {{place}}/data/test --bits 3 --cosine 0.9 --calibrate 0",),
     "reproduce": ("--list", "--list --ckpt {place}/run"),
     "leaderboard": ("{place}/results --out {out}/board", "{place}/results --check"),
-    "cache": ("--cache {place}/cache",),
+    "cache": ("--cache {place}/cache --json",),
 }
 # Options that these runs do not reach, and why.
 _MEASURES = "only a claim that is measured needs it, and with that its checkpoint: tests/transfer/reproduce has them"
