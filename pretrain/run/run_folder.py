@@ -225,7 +225,7 @@ class RunFolder:
 
     def reported(self) -> dict[str, Any]:
         """The report of the finished run that the folder holds; empty where there is none."""
-        return report_of(self.path)
+        return finished_report(self.path)
 
 
 def stored_recipe(folder: Path) -> bytes | None:
@@ -233,7 +233,7 @@ def stored_recipe(folder: Path) -> bytes | None:
     return read_bytes(folder / RECIPE) if _has_trained(folder) else None
 
 
-def report_of(folder: Path) -> dict[str, Any]:
+def finished_report(folder: Path) -> dict[str, Any]:
     """The `report.json` of a folder's newest checkpoint, thus of a finished run; empty where there is none."""
     try:
         report = json_text.parse(read_bytes(folder / REPORT))
@@ -311,7 +311,7 @@ def refuse_other_run(folder: Path, recipe: Recipe, data: dict[str, Any], *, exte
     if _has_trained(folder):
         text = read_bytes(folder / RECIPE)
         _refuse_others(text, recipe, data, os.fspath(folder), extends=extends)
-        finished = bool(report_of(folder)) and not extends
+        finished = bool(finished_report(folder)) and not extends
         if finished or recipe.measures_start:
             _refuse_other_figures(text, recipe, os.fspath(folder), finished=finished)
 

@@ -62,7 +62,7 @@ class Study:
             name = word.partition("=")[0]
             if all(any(own.startswith(f"{name}=") for own in cell.overrides) for cell in self.cells):
                 raise UserError(
-                    f"{word} would change no cell: study {self.name} compares values of {name}: leave it out, or name "
+                    f"{word} would change no cell: study {self.name} compares {name}: leave it out, or name "
                     "cells with --cells"
                 )
 

@@ -29,7 +29,7 @@ from excb.references.untrained import estimate_batchnorm, evenly_spread
 from ..initialise import build_model, start_from
 from ..run.gain import SOURCE, TARGET, Adapted, Gain
 from ..run.monitor import MeasurementStoppedError, Monitor, NetworkFigures
-from ..run.run_folder import report_of
+from ..run.run_folder import finished_report
 from ..run.taught import NetworkCost, measure_cost
 from ..verdict import (
     FIGURES,
@@ -168,7 +168,7 @@ def _known(folder: Path | None, step: int) -> tuple[Figures, dict[str, float], d
     assert folder is not None
     stored: RunVerdict | None
     try:
-        report = report_of(folder)
+        report = finished_report(folder)
         stored = RunVerdict.from_dict(report["verdict"])
     except (ValueError, LookupError, TypeError, AttributeError):
         report, stored = {}, None  # not finished, of a version without verdicts, or changed by hand: measured anew
