@@ -2,7 +2,7 @@
 
 Run from the clone: OMP_NUM_THREADS=1 python -m benchmarks.cpu_precision steps [--turns 4]
     OMP_NUM_THREADS=1 python -m benchmarks.cpu_precision runs OUT SET [SET ...] [--seeds 0 1 2] [--epochs 15]
-        [--recipe photos_small]
+        [--recipe photos_small] [--values section.field=value ...]
 "steps" takes the steps of both precisions by turns, and prints medians of processor time. "runs" trains on SET/train in
 both precisions, by turns, with the same seeds, and measures k-NN (k = 20) and logistic regression of SET/test by
 SET/train. Both are for CPUs that compute in bf16. OUT keeps everything, and the same command continues where it was
@@ -53,6 +53,7 @@ def main() -> None:
     runs.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     runs.add_argument("--recipe", default="photos_small")
     runs.add_argument("--epochs", type=int, default=15)
+    runs.add_argument("--values", nargs="+", default=[], help="of the recipe; with others, name another OUT")
     args = parser.parse_args()
     if args.part == "steps":
         for name, (recipe, *values) in NETWORKS.items():
@@ -100,7 +101,7 @@ def one_run(args: argparse.Namespace, data: Path, seed: int, precision: str) -> 
     file = run.with_suffix(".json")
     if not file.exists():
         values = [f"optim.epochs={args.epochs}", f"efficiency.precision={precision}", f"run.seed={seed}"]
-        values += ["monitor.every_epochs=1000", "monitor.images=64", "efficiency.workers=0"]
+        values += [*args.values, "monitor.every_epochs=1000", "monitor.images=64", "efficiency.workers=0"]
         options = ["--data", str(data / "train"), "--out", str(run), "--gpus", "0"]
         figures = {"seconds": command_seconds("excb.pretrain", args.recipe, *options, *values)}
         for name, protocol in (("knn", ["knn"]), ("linear", ["linear", "--protocol", "logreg"])):

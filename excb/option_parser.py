@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar, get_args, get_origin
 
 from excb.cli import Parser
-from excb.errors import UserError, nearest_name
+from excb.errors import UserError, nearest_name, require
 from excb.options import REQUIRED, converted, field_types
 
 O = TypeVar("O")  # noqa: E741 - a dataclass whose fields are made by `excb.options.option`
@@ -113,6 +113,19 @@ def given_flags(options: Any, *names: str) -> list[str]:
     """The flags of those options that differ from their defaults."""
     every = {field.name: field for field in dataclasses.fields(options)}
     return [flag_of(every[name]) for name in names if getattr(options, name) != every[name].default]
+
+
+def require_use(options: Any, *names: str, used: bool, why: str) -> None:
+    """Raise UserError where one of these options is given though it has no use: "--k is of queries ..., leave it out".
+
+    Args:
+        options: the dataclass with its values.
+        names: of fields.
+        used: whether they have a use.
+        why: what they are of, and what is missing.
+    """
+    given = given_flags(options, *names)
+    require(used or not given, f"{' '.join(given[:1])} {why}: leave it out")
 
 
 def of_words(options: type[O], words: Sequence[str], *, program: str) -> O:

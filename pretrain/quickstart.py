@@ -23,15 +23,15 @@ from excb.networks.features import Features, Inputs, extract
 from excb.references import patches
 from excb.references.baselines import REFERENCES, UNTRAINED, WITHOUT_NETWORK, features_without_network
 from excb.references.untrained import estimate_batchnorm
+from excb.results.pictures import CURVES, QUICKSTART
 
 from .initialise import adopted, build_model
 from .loop import run_training
 from .recipe import Recipe
 from .run.remote_mirror import RunLocation
-from .run.run_folder import CURVES, RunFolder
+from .run.run_folder import RunFolder
 
 K, TEMPERATURE = 20, 0.07
-PICTURE = "references.png"
 TRAINED = "excb"
 SHOWN = (*WITHOUT_NETWORK, patches.NAME, UNTRAINED)  # the references, in the order of table and picture
 
@@ -71,7 +71,7 @@ def run_quickstart(
     after = time.monotonic()
     trained = loading.load(out)
     figures[TRAINED] = knn(sets, lambda images: extract(trained, Inputs(images, trained.transform), batch=256))
-    _draw(figures, out / PICTURE)
+    _draw(figures, out / QUICKSTART)
 
     report: dict[str, Any] = json.loads(read_text(out / REPORT))
     report["knn"] = {name: round(figure, 2) for name, figure in figures.items()}
@@ -102,7 +102,8 @@ def _print_report(report: dict[str, Any], out: Path, reporter: Reporter) -> None
             "(optim.epochs), or undo the overrides."
         )
     reporter.answer(
-        f"{duration(report['seconds'])} in all. Curves: {out / CURVES}, references: {out / PICTURE}. Load the result:\n"
+        f"{duration(report['seconds'])} in all. Curves: {out / CURVES}, references: {out / QUICKSTART}. Load the "
+        "result:\n"
     )
     reporter.answer(
         f'  import excb\n  backbone = excb.load("{out}")\n  features = backbone(backbone.transform(image)[None])'

@@ -93,8 +93,7 @@ class Run:
 
     def _repr_html_(self) -> str:
         from excb.pages.frame import data_address, render_fragment
-
-        from .run.run_folder import CURVES
+        from excb.results.pictures import CURVES
 
         verdict, curves = self.verdict, self.folder / CURVES
         lines = (

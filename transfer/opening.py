@@ -47,13 +47,14 @@ def labelled_images(
         UserError: images cannot be used, or only one of both sets has a set of labels per image, or both do and
             `multilabel` is false.
     """
-    from excb.distributed.collectives import run_on_rank0
+    from excb.distributed.collectives import all_succeed, run_on_rank0
     from excb.images.image_set import ledger_of, with_doubts
 
     from .data.concerns import concerns
     from .data.multilabel import has_label_sets
-    from .data.sources import train_and_test
+    from .data.sources import refuse_idle_root, train_and_test
 
+    all_succeed(lambda: refuse_idle_root(shared.data_root, shared.data, shared.train, shared.test))
     train, test = train_and_test(
         shared.data,
         shared.train,

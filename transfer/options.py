@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from excb.errors import require
 from excb.options import REQUIRED, option
 
 # References that no network makes: options that ask for them, and what these evaluate.
@@ -18,6 +19,7 @@ REFERENCES = {"untrained": "untrained", "pixels": "pixels", "histogram": "colour
 AGAINST = "against"  # the option that names further checkpoints; in results they have their own names
 # Options that change no figure, but only where and how fast it is computed.
 WITHOUT_EFFECT = frozenset(("device", "batch_size", "workers", "cache", "no_cache"))
+ALIKE = "is of several checkpoints, each with its own --resize or --crop"  # --own-preprocessing
 CKPT = "run folder, checkpoint file, exported folder, name of `excb-zoo list`, timm:NAME or untrained:NAME"
 _MACHINE, _IMAGES, _PREPROCESSING = "machine", "images", "preprocessing"
 
@@ -44,6 +46,7 @@ class MachineOptions:
         """The folder where features are kept; None keeps none."""
         from excb.remote.home import cache_root
 
+        require(self.cache is None or not self.no_cache, "--cache keeps features, and --no-cache none: leave one out")
         return None if self.no_cache else self.cache or cache_root()
 
 

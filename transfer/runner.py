@@ -71,7 +71,7 @@ class Evaluation:
         from .reporting.references import with_references
 
         made, references = self.protocol.measure(task, self.own, reporter), dict[str, Measurement]()
-        for option in self._references(task):
+        for option in self._references(task, reporter):
             words, reference = task.reference(option)
             reporter.note(f"{words}:")
             own = self._with_state_of(REFERENCES[option])
@@ -87,10 +87,13 @@ class Evaluation:
             made = made.with_result(with_references((made.result, made.scored), sides, main=main))
         return made.with_result(with_clipped(made.result, task.sets))
 
-    def _references(self, task: "Task") -> list[str]:
-        """The options that ask for references of this task."""
+    def _references(self, task: "Task", reporter: Reporter) -> list[str]:
+        """The options that ask for references of this task; an untrained network needs no untrained one beside it."""
         asked = [option for option in self.protocol.references if getattr(self.shared, option)]
-        return [option for option in asked if option != "untrained" or not task.is_untrained]
+        if "untrained" in asked and task.is_untrained:
+            reporter.note("--untrained adds nothing: the network is untrained itself")
+            asked.remove("untrained")
+        return asked
 
     def _with_state_of(self, reference: str) -> Any:
         """The protocol's own options, with an unfinished state beside that of the checkpoint."""
@@ -104,7 +107,10 @@ class Evaluation:
         if self.protocol.dry_run is not None:
             return self.protocol.dry_run(task, self.own, reporter)
         work = Work(task.sets) if self.protocol.work is None else self.protocol.work(task, self.own, reporter)
-        others = [*(task.reference(name)[0] for name in self._references(task)), *getattr(self.shared, AGAINST, ())]
+        others = [
+            *(task.reference(name)[0] for name in self._references(task, reporter)),
+            *getattr(self.shared, AGAINST, ()),
+        ]
         again = tuple(f"all of that once more with {name}" for name in others)
         forecast(task, replace(work, then=(*work.then, *again)), reporter)
         return 0

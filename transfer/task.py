@@ -34,7 +34,7 @@ from excb.references import patches, untrained
 from excb.references.baselines import rows_of_inputs
 from excb.sources.label_files import scan_labelled
 
-from .data.classes import labelled_folder, with_classes_of
+from .data.classes import labelled_folder, unknown_classes, with_classes_of
 from .data.mapping import declared_pixels, on_one_mapping
 from .options import BASELINES, REFERENCES
 from .published.subjects import Subject
@@ -345,10 +345,7 @@ class Task:
     @property
     def unknown(self) -> dict[str, int]:
         """Test images of every class that the train set lacks."""
-        if self.test.labels is None:  # sets of labels: their classes are train's
-            return {}
-        shared, names = len(self.train.classes or ()), self.test.classes or ()
-        return {name: int((self.test.labels == shared + i).sum()) for i, name in enumerate(names[shared:])}
+        return unknown_classes(self.train, self.test)
 
     def unknown_notes(self, what: str = "counted as wrong") -> list[str]:
         """A sentence for each class that the train set lacks; `what` happens to its test images."""

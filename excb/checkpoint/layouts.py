@@ -151,7 +151,7 @@ def _named(name: str) -> Layout | None:
     layouts = {layout.name: layout for layout in layout_table.LAYOUTS}
     if name not in layouts and name != ORDER:
         names = ", ".join([*layouts, ORDER])
-        raise UserError(f"no layout is called '{name}'{nearest_name(name, [*layouts, ORDER])}; there are {names}")
+        raise UserError(f"no layout is called '{name}'{nearest_name(name, [*layouts, ORDER])} (there are {names})")
     return layouts.get(name)
 
 

@@ -13,10 +13,8 @@ from excb.images.formats.known import EXTENSIONS, Kind, extension_of, kind_of_ex
 from excb.images.formats.plugins import Extra
 from excb.images.image_set import Images, ImageSet, ScannedImages
 from excb.ledger import Ledger, Tally
+from excb.results.pictures import pictures_of_results
 
-# Pictures that commands write beside a JSON file: NAME.confusion.png beside NAME.json, and those of whole folders.
-BESIDE_RESULTS = ("confusion", "layers", "masks", "severity")
-OF_FOLDERS = {"clusters.json": "sizes.png", "comparison.json": "comparison.png", "recipe.json": "curves.png"}
 AGAIN = "links to a folder above them, or to one that is searched already"
 
 
@@ -64,7 +62,7 @@ def find_images(root: Path, *, every: float | None = None) -> tuple[list[str], L
     paths, arrays, tally = list[str](), list[str](), Tally()
     usual = set[str]()  # endings of names, as they are typed: most files take one look
     for below, files in _walk(root, tally):
-        for entry in _without_pictures_of_results(below, files, tally):
+        for entry in _without_pictures_of_results(root, below, files, tally):
             name = entry.name
             if name[name.rfind(".") :] in usual:
                 paths.append(below + name)
@@ -88,19 +86,14 @@ def find_images(root: Path, *, every: float | None = None) -> tuple[list[str], L
     return paths, tally.ledger()
 
 
-def _without_pictures_of_results(below: str, files: list[os.DirEntry[str]], tally: Tally) -> list[os.DirEntry[str]]:
+def _without_pictures_of_results(
+    root: Path, below: str, files: list[os.DirEntry[str]], tally: Tally
+) -> list[os.DirEntry[str]]:
     """The files of a folder, less the pictures that commands drew beside results: they are in nobody's set."""
-    drawn = set[str]()
-    for entry in files:
-        if entry.name.endswith(".json"):
-            drawn |= {f"{entry.name.removesuffix('.json')}.{word}.png" for word in BESIDE_RESULTS}
-            drawn.add(OF_FOLDERS.get(entry.name, ""))
-    if not drawn:
-        return files
-    for entry in files:
-        if entry.name in drawn:
-            tally.add("pictures of results", below + entry.name)
-    return [entry for entry in files if entry.name not in drawn]
+    drawn = pictures_of_results(root / below, [entry.name for entry in files], named=not below)
+    for name in sorted(drawn):
+        tally.add("pictures of results", below + name)
+    return [entry for entry in files if entry.name not in drawn] if drawn else files
 
 
 def _frames_or_none(root: Path, path: str, kind: Kind | Extra, every: float | None, tally: Tally) -> list[str]:

@@ -17,13 +17,21 @@ def majority(train: Tensor, test: Tensor, *, within: int = 1) -> float:
         test: [Q] int64, classes of the test images.
         within: guesses for an image: 1 for top-1, 5 for top-5.
     """
+    sure, tied = guessed_classes(train, within)
+    drawn = (min(within, len(torch.unique(train))) - len(sure)) / len(tied)
+    right, perhaps = (int(torch.isin(test, classes).sum()) for classes in (sure, tied))
+    return 100 * (right + drawn * perhaps) / len(test)
+
+
+def guessed_classes(train: Tensor, within: int = 1) -> tuple[Tensor, Tensor]:
+    """The `within` most frequent classes of train images [N] int64, which `majority` guesses.
+
+    Returns:
+        Classes that are among them, and equally frequent ones of which the rest is drawn.
+    """
     counts = torch.bincount(train)
-    known = int((counts > 0).sum())
-    least = counts.sort(descending=True).values[min(within, known) - 1]  # frequency of the last class that is guessed
-    sure, tied = counts > least, counts == least
-    drawn = (min(within, known) - int(sure.sum())) / int(tied.sum())
-    there = torch.bincount(test, minlength=len(counts))[: len(counts)]
-    return 100 * (int(there[sure].sum()) + drawn * int(there[tied].sum())) / len(test)
+    least = counts.sort(descending=True).values[min(within, int((counts > 0).sum())) - 1]
+    return (counts > least).nonzero()[:, 0], (counts == least).nonzero()[:, 0]
 
 
 def chance(train: Tensor, test: Tensor, *, within: int = 1) -> float:

@@ -23,8 +23,7 @@ from excb.errors import UserError, printable
 from excb.files import json_text
 from excb.files.foreign import read_text
 from excb.files.run_files import METRICS, RECIPE, read_metrics
-
-from ..run.run_folder import CURVES
+from excb.results.pictures import CURVES
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -12,11 +12,11 @@ from excb.console import Reporter, duration, plural
 from excb.distributed.collectives import world_size
 from excb.distributed.machine import peak_memory
 from excb.ledger import NOTHING, Ledger
+from excb.results.pictures import CURVES
 from excb.results.result import environment
 
 from ..recipe import Recipe
 from .alarms import EMPTY_SHARE
-from .run_folder import CURVES
 
 # Figures of an epoch, in words for people who see them for the first time.
 MEANINGS = {

@@ -30,7 +30,7 @@ from excb.version import __version__
 from ..recipe import Recipe
 from .remote_mirror import Mirror, RunLocation
 
-CURVES, DIVERGED = "curves.png", "diverged"
+DIVERGED = "diverged"
 PRECISIONS = ("fp32", "bf16", "fp16", "fp64")  # that a run may be in; its recipe.json never says auto
 # What may change between two starts of a run, because no weight depends on it.
 LENGTH = ("optim.epochs", "optim.restarts")  # what `--extend` changes

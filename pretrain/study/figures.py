@@ -5,7 +5,8 @@ from typing import Any
 
 import numpy as np
 
-from excb.charts.style import GREY, SEQUENCE, distinct_styles, new_figure, save_figure, style_axes
+from excb.charts.style import FORMATS, GREY, SEQUENCE, distinct_styles, new_figure, save_figure, style_axes
+from excb.results.pictures import STUDY
 
 from .table import FIGURES, CellResults, StudyTable
 
@@ -34,7 +35,7 @@ def draw_study(table: StudyTable, folder: Path) -> list[Path]:
     seeds = sorted({len(row.runs) for row in rows})
     many = f"{seeds[0]}" if len(seeds) == 1 else f"{seeds[0]} to {seeds[-1]}"
     figure.suptitle(f"{table.study.asks}  (mean ± standard deviation, n = {many})", fontsize=11)
-    files = [folder / "picture.png", folder / "picture.svg"]
+    files = [folder / f"{STUDY}{suffix}" for suffix in FORMATS]
     for file in files:
         save_figure(figure, file)
     return files

@@ -13,6 +13,7 @@ from excb.errors import USER_ERROR, UserError
 from excb.files.atomic import write_text
 from excb.images.scanning import refuse_among
 from excb.references.baselines import REFERENCES, UNTRAINED
+from excb.results.pictures import STUDY_TABLE
 
 from .. import overrides
 from ..initialise import adopted
@@ -219,8 +220,8 @@ def run_study(
         reporter.note("stopped: the same command resumes the study")
         return code
     table = grid.table()
-    write_text(table.markdown(), grid.folder / "table.md")
-    write_text(table.csv(), grid.folder / "table.csv")
+    write_text(table.markdown(), grid.folder / f"{STUDY_TABLE}.md")
+    write_text(table.csv(), grid.folder / f"{STUDY_TABLE}.csv")
     pictures = figures.draw_study(table, grid.folder)
     if as_json:
         reporter.answer(json.dumps(table.to_dict(), indent=2))

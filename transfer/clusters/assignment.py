@@ -4,8 +4,9 @@ Letters: N images, K clusters, D width of the bottleneck.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Self
 
 import numpy as np
 import torch
@@ -18,16 +19,20 @@ from excb.features.cache import CachedFeatures
 from excb.hub.trained_heads import NetworkHeads
 from excb.networks.features import in_batches
 
+NOISE = -1  # the number of what HDBSCAN leaves in no cluster, as scikit-learn has it
 TILE = 2**24  # similarities held at once: 64 MiB
 MOST_ROWS = 1024  # in the projector at once; independent of the user's batch size, as the figures must be
 
 
 @dataclass(frozen=True)
 class ClusterAssignment:
-    """Every image's cluster, the argmax of z without B, and the runner-up."""
+    """Every image's cluster, the argmax of z without B, and the runner-up.
+
+    Noise is in no cluster: its second is the nearest, its similarity that with the nearest, and its margin 0.
+    """
 
     clusters: int  # K
-    first: np.ndarray  # [N] int64, the cluster; of equal similarities the one with the lowest number
+    first: np.ndarray  # [N] int64, the cluster, or `NOISE`; of equal similarities the one with the lowest number
     second: np.ndarray  # [N] int64, the next one
     similarity: np.ndarray  # [N] float32, z of the first
     margin: np.ndarray  # [N] float32, z of the first less that of the second
@@ -36,13 +41,31 @@ class ClusterAssignment:
     @cached_property
     def sizes(self) -> np.ndarray:
         """Number of images in every cluster, [K] int64."""
-        return np.bincount(self.first, minlength=self.clusters)
+        return np.bincount(self.first[self.inside], minlength=self.clusters)
+
+    @cached_property
+    def inside(self) -> np.ndarray:
+        """Whether an image is in a cluster, [N] bool."""
+        inside: np.ndarray = self.first != NOISE
+        return inside
+
+    @property
+    def noise(self) -> int:
+        """Number of images in no cluster."""
+        return int((~self.inside).sum())
 
     def mean(self, values: np.ndarray) -> np.ndarray:
         """Mean over every cluster of the images' values [N], [K] float64; 0 for empty clusters."""
-        means: np.ndarray = np.bincount(self.first, weights=values, minlength=self.clusters)
+        inside = self.inside
+        means: np.ndarray = np.bincount(self.first[inside], weights=values[inside], minlength=self.clusters)
         means /= np.maximum(self.sizes, 1)
         return means
+
+    def with_noise_as_cluster(self) -> Self:
+        """The same with noise, where there is any, as one more cluster, the last: for lists of all images."""
+        if not self.noise:
+            return self
+        return replace(self, clusters=self.clusters + 1, first=np.where(self.inside, self.first, self.clusters))
 
 
 @dataclass(frozen=True)

@@ -42,12 +42,14 @@ def contents(
         assignment: of the images.
         images: the set.
         near: neighbours of the centroids.
-        exemplars: of every cluster.
+        exemplars: of every cluster, and last of noise where there is any.
         figures: of all clusters together.
         heading: "checkpoint" and "data" in words.
         notes: for the reader, such as what was left out.
     """
-    count = len(assignment.first)
+    count, noise = len(assignment.first), assignment.clusters if assignment.noise else None
+    clusters, assignment = assignment.clusters, assignment.with_noise_as_cluster()
+    beyond = assignment.clusters - clusters  # noise has a card, and no centroid
     listed = list(range(count)) if count <= LISTED else sorted(exemplars.pictures)
     position = {index: number for number, index in enumerate(listed)}
     names = path_names(images)
@@ -57,13 +59,14 @@ def contents(
         "figures": dict(figures),
         "notes": list(notes),
         "images": count,
+        "noise": noise,
         "labels": list(images.classes) if labels is not None and images.classes else None,
         "sizes": assignment.sizes.tolist(),
         "similarity": assignment.mean(assignment.similarity).round(3).tolist(),
         "margin": assignment.mean(assignment.margin).round(3).tolist(),
         "top": LabelCounts.of(assignment.first, labels).top(assignment.clusters) if labels is not None else None,
-        "near": near.nearest.tolist(),
-        "cosines": near.cosines.astype(float).round(3).tolist(),
+        "near": near.nearest.tolist() + [[]] * beyond,
+        "cosines": near.cosines.astype(float).round(3).tolist() + [[]] * beyond,
         "twins": near.twins.nonzero()[0].tolist(),
         "nearest": [[position[i] for i in part if i in position] for part in exemplars.nearest],
         "border": [[position[i] for i in part if i in position] for part in exemplars.border],

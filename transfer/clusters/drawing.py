@@ -23,7 +23,7 @@ class Curve:
         """The text in the legend."""
         figures = sizes_figures(self.sizes)
         return (
-            f"{self.name}: {plural(len(self.sizes), 'cluster')}, {plural(int(self.sizes.sum()), 'image')}\n"
+            f"{self.name}: {plural(len(self.sizes), 'cluster')} of {plural(int(self.sizes.sum()), 'image')}\n"
             f"empty {figures['empty_clusters_unbalanced']:,} ({figures['empty_percent_unbalanced']:.1f} %), "
             f"largest {figures['largest_relative_size']:.1f} ({plural(int(figures['largest_images']), 'image')})"
         )

@@ -15,11 +15,12 @@ from excb.errors import UserError
 from excb.files.csv_text import check_cells, path_cell, plain_table, text_cell
 from excb.files.foreign import read_bytes, read_text
 from excb.images.image_set import Images
+from excb.results.pictures import CLUSTERS
 from excb.results.result import ResultRecord
 
-from .assignment import ClusterAssignment
+from .assignment import NOISE, ClusterAssignment
 
-RESULT, TABLE, PARQUET = "clusters.json", "assignments.csv", "assignments.parquet"
+RESULT, TABLE, PARQUET = CLUSTERS, "assignments.csv", "assignments.parquet"
 HEADER = ("path", "cluster", "similarity", "second_cluster", "margin", "label")
 
 
@@ -116,4 +117,5 @@ def read_sizes(folder: Path) -> tuple[ResultRecord, np.ndarray]:
     text = packed.decode()
     check_cells(text)
     rows: Sequence[list[str]] = list(csv.reader(io.StringIO(text, newline="")))[1:]
-    return result, np.bincount([int(row[1]) for row in rows], minlength=int(result.settings["clusters"]))
+    inside = [number for row in rows if (number := int(row[1])) != NOISE]
+    return result, np.bincount(inside, minlength=int(result.settings["clusters"]))

@@ -9,6 +9,7 @@ from excb.console import Reporter, plural
 from excb.distributed.collectives import run_on_rank0
 from excb.files.atomic import write_bytes
 from excb.images.image_set import Images
+from excb.results.pictures import SIZES
 from excb.results.result import ResultRecord
 
 from . import atlas, drawing, exemplars, files
@@ -58,7 +59,7 @@ class ClusterFiles:
             self.reporter.note("no assignments.parquet: it needs pyarrow (pip install 'excb[parquet]')")
         curves = [drawing.Curve(result.checkpoint["name"], assignment.sizes), *others]
         drawn = drawing.draw_sizes(curves, title=f"Clusters of {_set_name(images)}, sorted by size")
-        written |= {f"sizes.{suffix}": packed for suffix, packed in drawn.items()}
+        written |= {f"{SIZES}.{suffix}": packed for suffix, packed in drawn.items()}
         written["atlas.html"] = self._atlas(result).encode()
         result = replace(result, predictions={"file": files.TABLE, "sha256": hashlib.sha256(table).hexdigest()})
         for file, packed in written.items():
@@ -67,7 +68,7 @@ class ClusterFiles:
         return [folder / file for file in (files.RESULT, *written)]
 
     def _atlas(self, result: ResultRecord) -> str:
-        options, assignment, images = self.options, self.assignment, self.images
+        options, assignment, images = self.options, self.assignment.with_noise_as_cluster(), self.images
         nearest, border = exemplars.choose_exemplars(assignment, options.exemplars)
         wanted = list(exemplars.in_turn(nearest, border, assignment.sizes))
         with self.reporter.progress("pictures of the atlas", len(wanted)) as bar:
@@ -81,7 +82,7 @@ class ClusterFiles:
             self.reporter.note(f"atlas: {note}")
             notes.append(note)
         shown = atlas.contents(
-            assignment,
+            self.assignment,
             images,
             self.near,
             atlas.Exemplars(nearest, border, pictures),

@@ -18,7 +18,7 @@ from excb.exact import exact_products
 from excb.neighbours.unit_rows import Rows
 from excb.networks.features import in_batches
 
-from .assignment import TILE, ClusterAssignment
+from .assignment import NOISE, TILE, ClusterAssignment
 from .options import ClusterMethod
 
 WHOLE, BATCH = 20_000, 4096  # images whose k-means uses all at once; of more, images of a step
@@ -34,21 +34,22 @@ class Partition:
         assignment: of the images: similarities are cosines with a cluster's mean direction.
         centroids: unit rows [K, D] float32.
         settings: how they were made.
-        outliers: the number of the cluster that holds what HDBSCAN leaves in none, the last; None where all are in one.
     """
 
     assignment: ClusterAssignment
     centroids: Tensor
     settings: dict[str, Any] = field(default_factory=dict)
-    outliers: int | None = None
 
     @property
     def note(self) -> str | None:
-        """For the reader: about outliers; None without."""
-        if self.outliers is None:
+        """For the reader: about noise; None where all images are in a cluster."""
+        noise, images = self.assignment.noise, len(self.assignment.first)
+        if not noise:
             return None
-        images = int(self.assignment.sizes[self.outliers])
-        return f"cluster {self.outliers} holds {plural(images, 'image')} that HDBSCAN leaves in no cluster"
+        return (
+            f"{plural(noise, 'image is', 'images are')} noise ({100 * noise / images:.1f} % of {images:,}): HDBSCAN "
+            "leaves them in no cluster, and all other figures are of the images in clusters"
+        )
 
 
 def partition(rows: Rows, *, method: ClusterMethod = "kmeans", k: int | None = None, seed: int = 0) -> Partition:
@@ -113,7 +114,7 @@ def _two_best(unit: Tensor, centroids: Tensor) -> tuple[Tensor, Tensor, Tensor, 
 
 
 def _dense(unit: Tensor) -> Partition:
-    """HDBSCAN's clusters, each image's own first whatever the cosines, and outliers as one more cluster."""
+    """HDBSCAN's clusters, each image's own first whatever the cosines; noise is in none."""
     from sklearn.cluster import HDBSCAN
     from sklearn.decomposition import PCA
 
@@ -126,17 +127,16 @@ def _dense(unit: Tensor) -> Partition:
     clusters = int(labels.max()) + 1
     if clusters < 1:
         raise UserError("HDBSCAN finds no cluster among these images: use kmeans, which always does")
-    outliers = clusters if (labels < 0).any() else None
-    own = np.where(labels < 0, clusters, labels)
-    clusters += outliers is not None
-    require(clusters > 1, "HDBSCAN finds one cluster only, which holds all images: use kmeans")
-    first = torch.from_numpy(own)
-    sums = torch.zeros(clusters, unit.shape[1]).index_add_(0, first, unit)
+    require(clusters > 1, "HDBSCAN finds one cluster only among these images: use kmeans")
+    first = torch.from_numpy(labels)
+    inside = first != NOISE
+    sums = torch.zeros(clusters, unit.shape[1]).index_add_(0, first[inside], unit[inside])
     centroids = torch.nn.functional.normalize(sums, dim=1)
     scores = torch.cat([unit[tile.start : tile.stop] @ centroids.T for tile in _tiles(count, clusters)])
-    similarity = scores.gather(1, first[:, None])[:, 0]
-    next_best, second = scores.scatter(1, first[:, None], -torch.inf).max(1)
-    margin = (similarity - next_best).numpy()
-    assignment = ClusterAssignment(clusters, own, second.numpy(), similarity.numpy(), margin)
+    own = torch.where(inside, first, scores.argmax(1))  # of noise the nearest
+    similarity = scores.gather(1, own[:, None])[:, 0]
+    next_best, runner_up = scores.scatter(1, own[:, None], -torch.inf).max(1)
+    second, margin = torch.where(inside, runner_up, own), torch.where(inside, similarity - next_best, 0)
+    assignment = ClusterAssignment(clusters, labels, second.numpy(), similarity.numpy(), margin.numpy())
     settings = {"method": "hdbscan", "min_cluster_size": SMALLEST, "principal_components": int(seen.shape[1])}
-    return Partition(assignment, centroids, settings, outliers)
+    return Partition(assignment, centroids, settings)

@@ -16,7 +16,7 @@ from .assignment import assign_clusters, neighbours
 from .folder import ClusterFiles
 from .options import ClusterOptions
 from .partition import Partition, partition
-from .statistics import balanced_figures, label_figures, many_empty, sizes_figures
+from .statistics import balanced_figures, label_figures, many_empty, noise_figures, sizes_figures
 from .task import ClusterTask
 
 NEIGHBOURS = 8  # of every centroid, in the atlas
@@ -81,6 +81,8 @@ def measure_clusters(
     with reporter.progress("neighbours of centroids", len(made.centroids)) as bar:
         near = neighbours(made.centroids, most=NEIGHBOURS, threshold=options.duplicates, progress=bar.advance)
     figures = sizes_figures(assignment.sizes)
+    if made.settings.get("method") == "hdbscan":
+        figures |= noise_figures(assignment)
     if assignment.balanced is not None:
         figures |= balanced_figures(assignment.balanced, assignment.clusters)
     figures |= {"duplicate_pairs": near.pairs, "duplicate_clusters": int(near.twins.sum())}
@@ -107,7 +109,9 @@ def measure_clusters(
 def _show(result: ResultRecord, reporter: Reporter) -> None:
     rows = [[name, f"{value:,.2f}".removesuffix(".00")] for name, value in result.figures.items()]
     clusters, images = result.settings["clusters"], result.data["images"]["images"]
-    reporter.table(f"{plural(clusters, 'cluster')}, {plural(images, 'image')}", ["figure", "value"], rows)
+    noise = int(result.figures.get("noise_images", 0))
+    beside = f", {noise:,} of them noise" if noise else ""
+    reporter.table(f"{plural(clusters, 'cluster')}, {plural(images, 'image')}{beside}", ["figure", "value"], rows)
     for note in result.notes:
         reporter.answer(note)
 

@@ -19,12 +19,13 @@ def _open(shared: ClusterInputs, own: ClusterOptions, device: "torch.device", re
     from excb.distributed.collectives import all_succeed
     from excb.images.image_set import ledger_of
 
-    from ..data.sources import images_of
+    from ..data.sources import images_of, refuse_idle_root
     from .files import read_sizes
     from .task import ClusterTask
 
     for folder in own.compare:
         all_succeed(partial(read_sizes, folder))  # reports a wrong one before images are read
+    all_succeed(partial(refuse_idle_root, shared.data_root, shared.data))
     images = all_succeed(partial(images_of, shared.data, data_root=shared.data_root, note=reporter.note))
     ledger_of(images).of("images").tell(reporter)
     heads = own.of_features is None

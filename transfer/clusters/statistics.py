@@ -70,16 +70,23 @@ def sizes_figures(sizes: np.ndarray) -> dict[str, float]:
     }
 
 
+def noise_figures(assignment: ClusterAssignment) -> dict[str, float]:
+    """Images in no cluster, and their share of all images."""
+    noise = assignment.noise
+    return {"noise_images": noise, "noise_percent": round(100 * noise / len(assignment.first), 4)}
+
+
 def label_figures(assignment: ClusterAssignment, labels: np.ndarray) -> dict[str, float]:
-    """Purity and normalised mutual information in percent, and both with shuffled labels.
+    """Purity and normalised mutual information of the images in clusters in percent, and both with shuffled labels.
 
     Small clusters are pure by necessity; the second pair shows how much of the first is due to that.
     """
     from sklearn.metrics import normalized_mutual_info_score
 
-    figures = {}
+    figures, inside = {}, assignment.inside
+    clusters, labels = assignment.first[inside], labels[inside]
     shuffled = np.random.default_rng(0).permutation(labels)
     for suffix, of_images in (("", labels), ("_by_chance", shuffled)):
-        figures[f"purity{suffix}_percent"] = 100 * LabelCounts.of(assignment.first, of_images).purity
-        figures[f"nmi{suffix}_percent"] = 100 * float(normalized_mutual_info_score(of_images, assignment.first))
+        figures[f"purity{suffix}_percent"] = 100 * LabelCounts.of(clusters, of_images).purity
+        figures[f"nmi{suffix}_percent"] = 100 * float(normalized_mutual_info_score(of_images, clusters))
     return {name: round(value, 4) for name, value in figures.items()}

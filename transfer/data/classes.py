@@ -37,11 +37,19 @@ def labelled_folder(folder: Path, note: Note = lambda _line: None) -> ImageSet:
     return images
 
 
+def unknown_classes(train: Images, test: Images) -> dict[str, int]:
+    """Test images of every class that the train set lacks; of sets of labels, whose classes are train's, none."""
+    if test.labels is None or test.labels.ndim > 1:
+        return {}
+    shared, names = len(train.classes or ()), test.classes or ()
+    return {name: int((test.labels == shared + i).sum()) for i, name in enumerate(names[shared:])}
+
+
 def with_classes_of(test: FixedImages, train: Images, *, rename: Mapping[str, str] | None = None) -> FixedImages:
     """The test set with the train set's class indices; some classes may have no test image.
 
     Classes that only the test set has are numbered after the train set's. No prediction can match them, so their images
-    count as errors. `Task.unknown` lists them.
+    count as errors. `unknown_classes` counts them.
 
     Args:
         test: labelled by its folders or a table, or shards with labels.

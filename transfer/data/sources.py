@@ -7,6 +7,7 @@ from excb.errors import UserError, nearest_path, require
 from excb.images.image_set import Images
 from excb.images.tars.places import is_shards, names_tars
 from excb.remote.byte_ranges import is_remote
+from excb.sources import torchvision_sets
 from excb.sources.label_files import is_table
 from excb.sources.opening import open_images
 from excb.sources.source import Note, SetSource, Split
@@ -48,6 +49,10 @@ def train_and_test(
         data is not None or (train is not None and test is not None),
         "name the images with --data DIR (train/ and test/ inside), or with --train DIR --test DIR",
     )
+    require(
+        data is None or train is None or test is None,
+        f"--data {data} has no use beside both --train and --test: leave it out",
+    )
     train_set = (
         images_with_labels(train, note) if train else open_source(data or "", "train", data_root=data_root, note=note)
     )
@@ -83,6 +88,13 @@ def open_source(text: str, split: Split, *, data_root: Path | None = None, note:
         source, name = named
         return source.open(name, split, data_root, note)
     return open_folder(_existing(text), split, note)
+
+
+def refuse_idle_root(data_root: Path | None, *texts: str | None) -> None:
+    """Raise UserError where a folder of torchvision's data sets is named, and none of the sources is of torchvision."""
+    prefix = torchvision_sets.SOURCE.prefix
+    used = any(named is not None and named[0].prefix == prefix for named in map(_named, filter(None, texts)))
+    require(data_root is None or used, f"--data-root is of {prefix}:NAME, which no image source here is: leave it out")
 
 
 def images_of(text: str, *, data_root: Path | None = None, note: Note = lambda _line: None) -> Images:

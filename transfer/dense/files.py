@@ -11,6 +11,7 @@ import numpy as np
 
 from excb.distributed.collectives import run_on_rank0
 from excb.files.atomic import write_bytes, write_text
+from excb.results.pictures import MASKS, picture_beside
 from excb.results.result import ResultRecord
 
 from .comparison import Segmentations
@@ -58,7 +59,7 @@ class DenseFiles:
         write_text(text, areas)
         files.append(areas)
         if self.measured.masks:
-            files.append(file.with_name(f"{stem}.masks.png"))
+            files.append(picture_beside(file, MASKS))
             write_bytes(self._picture(), files[-1])
         digest = hashlib.sha256(text.encode()).hexdigest()
         result = replace(result, predictions={"file": areas.name, "sha256": digest})

@@ -89,7 +89,10 @@ def _measure(
         for part in sorted(set(options.parts)) if head == "knn" else (1,):
             run = head if part == 1 else f"{head}_1of{part}"
             measured.areas[run] = []
-            for seed in _seeds(options, labels, head, part):
+            seeds = _seeds(options, labels, head, part)
+            if len(seeds) < len(set(options.seeds)):
+                notes.append("neighbours among all train patches depend on no seed: they are measured once")
+            for seed in seeds:
                 numbers = choose_patches(
                     labels, task.train, task.grid.patches, part=part, most=options.memory, seed=seed
                 )

@@ -11,11 +11,11 @@ import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
 from excb.files.atomic import write_bytes
+from excb.results.pictures import SHEET
 
 from ..coco.annotations import CocoSet
 from ..coco.codes import decoded
 
-SHEET = "sheet.png"
 LEAST, MOST = 0.5, 20  # smallest score and largest number of drawn detections
 FEW = 3  # detections drawn if no score is high, as after short runs
 TILE, COLUMNS, GAP = 320, 4, 6  # of the sheet; lengths in pixels

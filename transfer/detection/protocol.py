@@ -16,6 +16,7 @@ from excb.files import json_text
 from excb.files.atomic import write_bytes
 from excb.files.foreign import read_bytes, read_text
 from excb.images.pixels import EIGHT_BIT
+from excb.results.pictures import DETECTION_RUN, DETECTIONS
 from excb.results.result import ResultRecord
 
 from ..coco import scoring
@@ -29,7 +30,7 @@ from .setup.settings import stored
 from .task import DetectionTask
 
 BOXES_ALONE = "boxes alone are judged, by a Faster R-CNN: the annotations have no masks, or masks=false was set"
-IDENTITY, PREDICTIONS, RESULT = "run.json", "predictions.json", "result.json"  # in a run folder
+IDENTITY, PREDICTIONS, RESULT = DETECTION_RUN, "predictions.json", "result.json"  # in a run folder
 
 
 def measure(task: DetectionTask, options: DetectionOptions, reporter: Reporter) -> Measurement:
@@ -117,7 +118,7 @@ def _report(
     job = task.job
     predictions = scoring.write_predictions(detections, job.folder / PREDICTIONS)  # first: they took hours
     scores = scoring.score(job.val, detections)
-    pictures = drawing.write_pictures(job.val, detections, job.folder / "pictures")
+    pictures = drawing.write_pictures(job.val, detections, job.folder / DETECTIONS)
     notes = list(differences)
     if options.schedule in {"smoke", "overfit"}:
         notes.append(f"schedule {options.schedule}: shows that the machinery works, not how good the checkpoint is")

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from excb.console import Reporter, plural
 from excb.errors import USER_ERROR, UserError, is_rank0, require
+from excb.option_parser import require_use
 
 from ..protocol import Family, Fields, FigureKind, InSuite, Measurement, Protocol, SuiteStep
 from ..reporting.fields import named, without
@@ -122,6 +123,7 @@ def _steps(task: "Task", options: DetectionInSuite, depends_on: Mapping[str, Any
 
     own = DetectionOptions(data=options.coco, schedule=options.schedule, engine=options.engine)
     own.check(None)  # refuses unknown schedules
+    require_use(options, "schedule", "engine", used=options.coco is not None, why="is of detection, which needs --coco")
     network, skipped = task.backbone.entry.architecture.name, ""
     if network not in DEPTHS:
         skipped = f"it takes a {' or '.join(DEPTHS)}, not a {network}"

@@ -12,6 +12,7 @@ from excb.console import Reporter, plural
 from excb.images.image_set import ImageSet
 from excb.images.pixels import EIGHT_BIT, Pixels
 
+from ..clusters.assignment import NOISE
 from ..clusters.options import ClusterOptions
 from ..clusters.partition import Partition
 from ..clusters.protocol import measure_clusters
@@ -33,7 +34,7 @@ class EmbeddingClusters(Sequence[Any]):
 
     def __len__(self) -> int:
         """K, without the outliers."""
-        return self.partition.assignment.clusters - (self.partition.outliers is not None)
+        return self.partition.assignment.clusters
 
     @overload
     def __getitem__(self, key: int) -> Any: ...
@@ -47,21 +48,20 @@ class EmbeddingClusters(Sequence[Any]):
     @property
     def outliers(self) -> Any:
         """The images that HDBSCAN leaves in no cluster; none of k-means."""
-        return self._images(-1)
+        return self._images(NOISE)
 
     @property
     def numbers(self) -> np.ndarray:
         """The cluster of each image, int64 [N]; -1 for outliers."""
-        first = self.partition.assignment.first
-        return first if self.partition.outliers is None else np.where(first == self.partition.outliers, -1, first)
+        return self.partition.assignment.first
 
     @property
     def sizes(self) -> np.ndarray:
         """Images of each cluster, int64 [K]."""
-        return self.partition.assignment.sizes[: len(self)]
+        return self.partition.assignment.sizes
 
     def __repr__(self) -> str:
-        left = int((self.numbers < 0).sum())
+        left = self.partition.assignment.noise
         beside = f", {plural(left, 'outlier')}" if left else ""
         return f"{plural(len(self), 'cluster')} of {plural(len(self.embeddings), 'image')}{beside}"
 

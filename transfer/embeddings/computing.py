@@ -19,6 +19,7 @@ from excb.images.image_set import Images, clipped_ledger, ledger_of, share_clipp
 from excb.neighbours.unit_rows import Rows
 from excb.networks.backbone import weights_hash
 
+from ..data.sources import refuse_idle_root
 from ..opening import task_on
 from ..task import Task
 from .embeddings import Embeddings
@@ -36,6 +37,7 @@ def open_embedding(
     options: AnyImagesOptions, device: "torch.device", reporter: Reporter, images: Images | None = None
 ) -> Task:
     """Load the checkpoint and open the images that the options of `embed` and `search` name; all ranks call this."""
+    all_succeed(lambda: refuse_idle_root(options.data_root, options.data))
     data = images or all_succeed(
         lambda: any_images(
             options.data, options.listed, every=options.every, data_root=options.data_root, note=reporter.note

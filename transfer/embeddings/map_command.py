@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from excb.console import plural
 from excb.errors import UserError, is_rank0, require
+from excb.option_parser import require_use
 from excb.options import option
 
 from ..options import CKPT
@@ -45,6 +46,10 @@ class MapOptions(AnyImagesOptions):
         one = (self.ckpt is None) != (self.embeddings is None)
         require(one, "name the network with --ckpt, or vectors with --embeddings")
         require(self.pictures_mb >= 0, "--pictures-mb cannot be negative")
+        of_passes = ("network", "resize", "crop", "channels", "range", "feature_precision")
+        require_use(
+            self, *of_passes, used=self.embeddings is None, why=f"has no effect on vectors of {self.embeddings}"
+        )
 
 
 def _map(given: list[Any], shell: Shell, device: "torch.device") -> int:

@@ -8,6 +8,7 @@ from typing import Literal
 from excb.cli import local_path
 from excb.errors import require
 from excb.images.formats.video import stored_file
+from excb.option_parser import require_use
 from excb.options import option
 
 from ..options import PassOptions
@@ -73,7 +74,8 @@ class SearchOptions(EmbedOptions):
         return None if isinstance(self.near_duplicates, str) else self.near_duplicates
 
     def check(self) -> None:
-        """Raise UserError where a query is not a file, or k is not positive."""
+        """Raise UserError where a query is not a file, or k is not positive or has no use."""
         require(self.k >= 1, "--k must be at least 1")
+        require_use(self, "k", used=bool(self.query), why="is of queries, and --query names none")
         missing = [name for name in self.query if not stored_file(Path(name)).is_file()]
         require(not missing, f"--query {missing[:1] and missing[0]}: no such file")

@@ -67,12 +67,11 @@ def _work(given: list[Any], shell: Shell, device: "torch.device") -> int:
 
 def _check(options: SuiteOptions, shell: Shell) -> None:
     """Refuse options without a use, and a missing folder, before images are listed."""
+    from excb.distributed.collectives import all_succeed
+
     if shell.out is None and not shell.dry_run:
         raise UserError.on_all_ranks("name the folder for results and report with --out DIR")
-    if options.own_preprocessing and len(options.ckpt) == 1:
-        raise UserError.on_all_ranks(
-            "--own-preprocessing is of several checkpoints, and --ckpt names one: leave it out"
-        )
+    all_succeed(options.check)
 
 
 def _several(

@@ -7,6 +7,7 @@ from typing import Any
 from excb.console import plural
 from excb.files.foreign import read_bytes
 from excb.pages.frame import data_address, render_page
+from excb.results.pictures import CONFUSION, picture_beside
 from excb.results.result import ResultRecord, folder_name, interval_text
 
 from ..protocols import headline, kind_of, title
@@ -110,7 +111,7 @@ def _section(one: StepOutcome, result: ResultRecord) -> ReportSection:
 def _picture(one: StepOutcome) -> str | None:
     """The confusion matrix that lies beside the result."""
     assert one.file is not None
-    file = one.file.with_name(f"{one.step.name}.confusion.png")
+    file = picture_beside(one.file, CONFUSION)
     return data_address(read_bytes(file)) if file.is_file() else None
 
 

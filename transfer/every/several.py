@@ -16,6 +16,7 @@ from excb.files.atomic import write_bytes
 from excb.files.foreign import read_bytes
 from excb.networks.backbone import check_resolution, weights_hash
 from excb.networks.preprocessing import Preprocessing
+from excb.results.pictures import COMPARISON
 
 from ..protocols import answers_beside
 from ..standings import forms
@@ -25,7 +26,7 @@ from . import cost, suite
 from .comparison import Comparison, EvaluatedCheckpoint, side_by_side
 from .suite import PlannedStep, StepOutcome
 
-NAME, COST = "comparison", "cost.json"  # of the files; the second lies with each checkpoint's results
+NAME, COST = COMPARISON, "cost.json"  # of the files; the second lies with each checkpoint's results
 
 
 @dataclass(frozen=True)

@@ -84,7 +84,7 @@ def steps(task: Task, options: SuiteOptions) -> list[PlannedStep]:
     names = [step.name for _, step in planned]
     if wrong := [name for name in options.only if name not in names]:
         raise UserError(
-            f"--only {wrong[0]}: no such protocol{nearest_name(wrong[0], names)}; there are {', '.join(names)}"
+            f"--only {wrong[0]}: no such protocol{nearest_name(wrong[0], names)} (there are {', '.join(names)})"
         )
     wanted = [
         _step(protocol, step, options) for protocol, step in planned if not options.only or step.name in options.only

@@ -7,9 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from excb.charts.style import figure_bytes, new_figure, style_axes
+from excb.charts.style import FORMATS, figure_bytes, new_figure, style_axes
 from excb.distributed.collectives import run_on_rank0
 from excb.files.atomic import write_bytes
+from excb.results.pictures import LAYERS, picture_beside
 from excb.results.result import ResultRecord
 
 from ..reporting.predictions import Scored
@@ -32,16 +33,15 @@ class LayerFiles:
             UserError: one cannot be written.
         """
         files = write_result(result, self.scored, file)
-        stem = file.name.removesuffix(".json")
-        return [*files, *run_on_rank0(lambda: _draw(result, file.with_name(stem)))]
+        return [*files, *run_on_rank0(lambda: _draw(result, file))]
 
 
-def _draw(result: ResultRecord, stem: Path) -> list[Path]:
-    files = [stem.with_name(f"{stem.name}.layers{suffix}") for suffix in (".png", ".svg")]
+def _draw(result: ResultRecord, file: Path) -> list[Path]:
     figure = heat_map(result.settings, str(result.checkpoint.get("name", "")))
-    for file in files:
-        write_bytes(figure_bytes(figure, file.suffix), file)
-    return files
+    pictures = [picture_beside(file, LAYERS, suffix) for suffix in FORMATS]
+    for picture in pictures:
+        write_bytes(figure_bytes(figure, picture.suffix), picture)
+    return pictures
 
 
 def heat_map(settings: Mapping[str, Any], name: str) -> Any:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from excb.cli import Command, Parser, local_path
 from excb.console import Reporter
-from excb.errors import UserError
+from excb.errors import UserError, require
 
 
 def _add_options(parser: Parser) -> None:
@@ -23,6 +23,7 @@ def _add_options(parser: Parser) -> None:
 def _run(args: argparse.Namespace) -> int:
     reporter = Reporter(quiet=args.quiet)
     if args.check or args.submit is not None:
+        _refuse_idle(args)
         return _check(args, reporter)
     if args.out is None and not args.json:
         raise UserError("name the folder to write with --out DIR (or --json to see what is in it)")
@@ -44,6 +45,14 @@ def _run(args: argparse.Namespace) -> int:
         rows.append([board.title, board.images, str(len(board.groups)), str(len(statuses) - own), str(own)])
     reporter.table("Leaderboard", ["task", "images", "protocols", PUBLISHED, MEASURED], rows)
     return 0
+
+
+def _refuse_idle(args: argparse.Namespace) -> None:
+    """Refuse options of the tables, where none are made."""
+    which = "--submit" if args.submit is not None else "--check"
+    require(not (args.check and args.submit is not None), "--submit checks what it writes: leave out --check")
+    for name, given in (("--out", args.out is not None), ("--claims", bool(args.claims))):
+        require(not given, f"{name} is of the leaderboard, and {which} makes none: leave it out")
 
 
 def _check(args: argparse.Namespace, reporter: Reporter) -> int:

@@ -37,6 +37,8 @@ def checked(options: LinearOptions) -> tuple[float, ...]:
         raise UserError.on_all_ranks(f"{words} have no use for {wrong[0]}: held-out images choose; leave it out")
     tried = all_succeed(options.plan)
     assert isinstance(tried, tuple)
+    if options.C is not None and len(tried) == 1:
+        options.refuse_seed()
     return STRENGTHS if options.C is None else tried
 
 

@@ -10,10 +10,11 @@ from excb.distributed.collectives import rank, run_on_rank0
 
 from ..probes.failure import SameFeatures
 from ..probes.logistic import SOLVER, Standard
-from ..probes.penalty import FEW_SETTINGS, Rule, choose_penalty, fits_of, log_likelihood, right_share
+from ..probes.penalty import BY_ONE_NUMBER, FEW_SETTINGS, Rule, choose_penalty, fits_of, log_likelihood, right_share
 from ..probes.recipes import FOLDS
 from ..probes.selection import Choice, JudgedGuesses
 from ..task import Task
+from .options import LOGREG, STRENGTHS_OF
 
 
 def logistic_regression(
@@ -67,6 +68,10 @@ def logistic_regression(
         tried = [{"C": C} for C in strengths]
         shares = [fitted.sweep[C][0] for C in strengths]
         choice = Choice.of(strengths.index(fitted.C), tried, shares, images=fitted.images, select=select)
-    settings = SOLVER | {"features": "pooled"} | (FEW_SETTINGS | {"C": sorted(strengths)} if few else {})
+    settings = SOLVER | {"features": "pooled"}
+    if few:
+        settings |= FEW_SETTINGS if fitted.sweep and select == "folds" else BY_ONE_NUMBER
+    if few or tuple(strengths) != STRENGTHS_OF[LOGREG]:  # which results do not name, as before C was a setting
+        settings |= {"C": sorted(strengths)}
     same = SameFeatures.of((rows, labels), (test, targets), classes=classes, device=task.device)
     return JudgedGuesses(fitted.top(test), settings | choice.settings, (*choice.notes, *fitted.notes), same)

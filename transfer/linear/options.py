@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from excb.errors import require
+from excb.errors import UserError, require
 from excb.options import option
 
 from ..options import BASELINES
@@ -16,6 +16,7 @@ from ..protocol import ProtocolOptions
 LOGREG, CROSS_VALIDATED = "logreg", "logreg-cv"
 FAST = "fast"
 AUTO = "auto"  # by the number of labels
+STRENGTHS_OF = {LOGREG: (1.0,), CROSS_VALIDATED: FEW_STRENGTHS}  # values of C, where the user names none
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,10 +76,17 @@ class LinearOptions(ProtocolOptions):
         require(
             not wrong, f"{self.protocol} has no {', '.join(wrong)}: it takes --C, the inverse strength of its penalty"
         )
-        usual = (1.0,) if self.protocol == LOGREG else FEW_STRENGTHS
-        tried = usual if self.C is None else tuple(dict.fromkeys(self.C))  # a repeat would be the same model once more
+        named = STRENGTHS_OF[self.protocol] if self.C is None else self.C
+        tried = tuple(dict.fromkeys(named))  # a repeat would be the same model once more
         require(len(tried) > 0 and all(0 < each < math.inf for each in tried), "--C must be above 0, such as 1")
         return tried
+
+    def refuse_seed(self) -> None:
+        """Raise UserError where --seed is given, where held-out images choose no C; all ranks call this."""
+        if self.given("seed"):
+            raise UserError.on_all_ranks(
+                f"--seed draws the images that choose C, and here none do ({self.protocol}): leave it out"
+            )
 
     def check(self, shared: Any) -> None:
         """Raise UserError as `plan`, where --state has no use, or where a reference has no features of this kind."""

@@ -112,6 +112,8 @@ def checked(task: Task, options: LinearOptions) -> LinearProtocol | tuple[float,
         raise UserError.on_all_ranks(
             f"--select test chooses among several heads, and this trains one by {options.protocol}: leave it out"
         )
+    if not isinstance(plan, LinearProtocol) and (heads == 1 or options.select == "test"):
+        options.refuse_seed()
     if heads > 1 and options.select == "holdout":
         assert task.train.labels is not None
         labels = task.train.labels

@@ -27,6 +27,7 @@ LISTED = 20  # pairs that the terminal lists
 def _overlap(given: list[Any], shell: Shell, device: "torch.device") -> int:
     from excb.distributed.collectives import all_succeed, run_on_rank0
 
+    from ..data.sources import refuse_idle_root
     from ..opening import task_on
     from .auditing import audit
     from .hashing import of_bits
@@ -40,6 +41,7 @@ def _overlap(given: list[Any], shell: Shell, device: "torch.device") -> int:
     all_succeed(options.check)
     reporter = shell.reporter
     sources = options.train or "", options.test or ""  # `check` refuses empty ones
+    all_succeed(partial(refuse_idle_root, options.data_root, *sources))
     train, test = all_succeed(lambda: both_sets(*sources, options.data_root, reporter))
     if shell.out is not None:
         refuse_results_among((train, test), shell.out.parent)

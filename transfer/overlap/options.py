@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from excb.errors import require
-from excb.option_parser import given_flags
+from excb.option_parser import given_flags, require_use
 from excb.options import option
 
 from ..options import CKPT, PassOptions
@@ -55,6 +55,7 @@ class OverlapOptions(PassOptions):
         thresholds = bits is not None and (self.ckpt is None or cosine is not None)
         features = " and --cosine" if self.ckpt is not None else ""
         require(self.calibrate > 0 or thresholds, f"--calibrate 0 needs thresholds: name --bits{features}")
+        require_use(self, "control", used=self.calibrate > 0, why="is of calibration, which --calibrate 0 leaves out")
         if self.ckpt is None:
             given = given_flags(self, "network", "resize", "crop", "feature_precision")
             require(not given, f"{' '.join(given[:1])} is of a checkpoint's features: name it with --ckpt")

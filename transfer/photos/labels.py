@@ -71,7 +71,9 @@ def photo_labels(images: ImageSet, table: Path | str | None, series: str | None)
         UserError: the table or a column is missing, an image has two labels, or a row names no image of the set.
     """
     if table is None:
-        require(series is None, f"series={series!r} is a column of a table of labels: name its file, too")
+        require(
+            series is None, f"series: {series!r} is a column of a table of labels: name the table, too, with labels"
+        )
         names = class_names(images, np.arange(len(images)))
         known = tuple(sorted({name for name in names or () if name is not None}))
         index = {name: number for number, name in enumerate(known)}

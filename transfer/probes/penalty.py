@@ -20,7 +20,8 @@ from .selection import folds, held_out
 # Every decade of the 45 values of Kornblith et al. (2019), from the strongest penalty.
 STRENGTHS = (1e-5, 1e-4, 1e-3, 1e-2, 0.1, 1.0, 10.0, 100.0, 1e3, 1e4, 1e5, 1e6)
 
-FEW_SETTINGS = {"standardised": "by one number", "folds": FOLDS}  # of `cross_validated`, for results
+BY_ONE_NUMBER = {"standardised": "by one number"}  # of `Standard.by_size`, for results
+FEW_SETTINGS = BY_ONE_NUMBER | {"folds": FOLDS}  # of `cross_validated`, likewise
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ from excb.inference.basis import JACKKNIFE, stated
 from excb.inference.paired import Paired, PairedTest, of_figure
 from excb.networks.backbone import weights_hash
 from excb.references.guessing import MAJORITY
+from excb.results.pictures import CONFUSION
 from excb.results.result import ResultRecord
 
 from ..task import Task
@@ -45,7 +46,7 @@ class LabelScores(Paired):
 
     judged: ClassVar[str] = "several labels per image"
     suffix: ClassVar[str] = ".safetensors"
-    picture_name: ClassVar[str] = "confusion"
+    picture_name: ClassVar[str] = CONFUSION
 
     def figures(self) -> tuple[dict[str, float], dict[str, tuple[float, float]]]:
         """Figures in percent, and their 95 % intervals over the images; see `jackknife`."""

@@ -24,6 +24,7 @@ from excb.inference.estimate import Estimate
 from excb.inference.galleries import SIGNED, GalleryScores
 from excb.inference.halves import from_bytes, halved_lead, halved_mean
 from excb.inference.paired import Paired, PairedTest, of_figure
+from excb.results.pictures import CONFUSION
 
 from ..task import Task
 from . import confusion
@@ -52,7 +53,7 @@ class Scored(Paired):
 
     judged: ClassVar[str] = "one class per image"
     suffix: ClassVar[str] = ".npz"
-    picture_name: ClassVar[str] = "confusion"  # FILE.confusion.png
+    picture_name: ClassVar[str] = CONFUSION
 
     @classmethod
     def of(cls, task: Task, values: dict[str, Tensor]) -> Self:

@@ -15,6 +15,7 @@ from excb.inference import statistics
 from excb.inference.basis import stated
 from excb.inference.paired import Paired
 from excb.networks.backbone import weights_hash
+from excb.results.pictures import picture_beside
 from excb.results.result import ResultRecord
 
 from ..task import Task
@@ -118,7 +119,7 @@ def write_result(result: ResultRecord, scored: Packed, file: Path) -> list[Path]
 
 def _write(result: ResultRecord, scored: Packed, file: Path) -> list[Path]:
     stem = file.name.removesuffix(".json")
-    arrays, picture = (file.with_name(f"{stem}{end}") for end in (scored.suffix, f".{scored.picture_name}.png"))
+    arrays, picture = file.with_name(f"{stem}{scored.suffix}"), picture_beside(file, scored.picture_name)
     packed, drawn = scored.pack(), scored.picture()
     with read_again(arrays):
         unpack = label_scores.unpack_label_scores if scored.suffix == LabelScores.suffix else unpack_predictions

@@ -18,6 +18,7 @@ from excb.inference import accuracy
 from excb.inference.basis import JACKKNIFE, WILSON
 from excb.references.guessing import MAJORITY, majority
 from excb.references.untrained import NETWORK
+from excb.results.pictures import SEVERITY
 from excb.results.result import ResultRecord
 
 from ..data.folders import is_imagenet
@@ -56,7 +57,7 @@ ALEXNET_NAME = "AlexNet (published)"
 class RobustnessScores(ImageScores):
     """Scores of the test images, clean and corrupted, with a chart instead of confusions."""
 
-    picture_name = "severity"
+    picture_name = SEVERITY
 
     @property
     def main(self) -> list[str]:

@@ -7,8 +7,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from excb.distributed.collectives import all_succeed, run_on_rank0
 from excb.errors import UserError, nearest_name, require
 from excb.files import toml
@@ -16,9 +14,11 @@ from excb.images.image_set import Images, with_doubts
 from excb.ledger import Ledger, doubt
 from excb.sources.source import Note
 
+from ..data.classes import unknown_classes
 from ..data.concerns import concerns
 from ..data.multilabel import PREFIX, has_label_sets
 from ..data.sources import is_named, train_and_test
+from ..opening import COUNT_AS_WRONG
 from .catalogue import GROUPS, SETS, SetEntry
 from .metrics import MAP, METRICS, TOP1
 
@@ -54,7 +54,7 @@ def sets_named(words: Sequence[str], own: Mapping[str, str], only: Sequence[str]
     if twice := next((name for name in names if files.count(name.casefold()) > 1), None):
         raise UserError(f"two sets are called {twice}: rename one, or name it once")
     if wrong := next((name for name in only if name not in names), None):
-        raise UserError(f"--only {wrong}: no such set{nearest_name(wrong, names)}; there are {', '.join(names)}")
+        raise UserError(f"--only {wrong}: no such set{nearest_name(wrong, names)} (there are {', '.join(names)})")
     return [entry for entry in entries if not only or entry.name in only]
 
 
@@ -67,7 +67,7 @@ def _named(word: str) -> Sequence[SetEntry]:
         return [SETS[word]]
     known = [*GROUPS, *SETS]
     raise UserError(
-        f"no sets {word}{nearest_name(word, known)}; there are {', '.join(known)}; FILE.toml names your own"
+        f"no sets {word}{nearest_name(word, known)} (there are {', '.join(known)}; FILE.toml names your own)"
     )
 
 
@@ -92,7 +92,7 @@ def _from_table(table: dict[str, Any], file: Path) -> SetEntry:
     where = f"{file}, set {table.get('name', '')!r}"
     if wrong := sorted(table.keys() - _KEYS):
         raise UserError(
-            f"{where}: no key {wrong[0]}{nearest_name(wrong[0], _KEYS)}; there are {', '.join(sorted(_KEYS))}"
+            f"{where}: no key {wrong[0]}{nearest_name(wrong[0], _KEYS)} (there are {', '.join(sorted(_KEYS))})"
         )
     require(all(isinstance(value, str) for value in table.values()), f"{where}: all values are text")
     places = {key: _relative(value, file) for key, value in table.items() if key in ("data", "train", "test")}
@@ -125,11 +125,9 @@ def _entry(table: Mapping[str, str], where: str) -> SetEntry:
 
 def _doubts(train: Images, test: Images) -> Ledger:
     """The likely mistakes of a set, which every result of it names."""
-    shared, names = len(train.classes or ()), test.classes or ()
-    labels = test.labels if test.labels is not None and not has_label_sets(test) else np.empty(0, np.int64)
-    unknown = [names[label] for label in labels[labels >= shared]]
-    lacks, unlike = "images of classes that train lacks", list(dict.fromkeys(unknown))
-    return concerns(train, test) + doubt(lacks, unlike, "counted as wrong", of="test", count=len(unknown))
+    unknown = {name: images for name, images in unknown_classes(train, test).items() if images}
+    lacks = "images of classes that train lacks"
+    return concerns(train, test) + doubt(lacks, list(unknown), COUNT_AS_WRONG, of="test", count=sum(unknown.values()))
 
 
 def open_sets(entries: Sequence[SetEntry], root: Path, note: Note) -> tuple[list[OpenSet], dict[str, str]]:

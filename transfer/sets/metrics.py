@@ -12,6 +12,7 @@ import torch
 from excb.inference.accuracy import accuracy_interval
 from excb.inference.basis import JACKKNIFE, WILSON, Basis
 from excb.inference.jackknife import Replicates
+from excb.references.guessing import guessed_classes
 
 from ..reporting import average_precision
 from ..reporting.average_precision import area, eleven_points
@@ -64,8 +65,8 @@ class Metric:
         """
         if self.label_sets:
             return self.percent(np.zeros(test.shape), test)
-        counts = np.bincount(train)
-        return float(np.mean([self.percent(test == label, test) for label in np.flatnonzero(counts == counts.max())]))
+        _, tied = guessed_classes(torch.from_numpy(train))
+        return float(np.mean([self.percent(test == label, test) for label in tied.tolist()]))
 
 
 def _top1(hits: np.ndarray, _targets: np.ndarray, weights: np.ndarray) -> np.ndarray:

@@ -6,9 +6,10 @@ from pathlib import Path
 from typing import Any
 
 from excb.errors import require
+from excb.option_parser import require_use
 from excb.options import REQUIRED, option
 
-from ..options import CKPT, PassOptions
+from ..options import ALIKE, CKPT, PassOptions
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,6 +56,9 @@ class SetsOptions(PassOptions):
         object.__setattr__(self, "own_sets", dict(self.own_sets))  # a dataclass takes no dictionary as a default
 
     def check(self) -> None:
-        """Raise UserError where a number is not positive."""
+        """Raise UserError where a number is not positive, or an option has no use beside the others."""
         fits = min(self.episodes, self.k, *self.shots) >= 1
         require(fits, "--shots, --episodes and --k must be at least 1")
+        require_use(self, "episodes", used=bool(self.shots), why="are of shots, and --shots names none")
+        alike = len(self.ckpt) > 1 and None in (self.resize, self.crop)
+        require_use(self, "own_preprocessing", used=alike, why=ALIKE)

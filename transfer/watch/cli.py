@@ -45,7 +45,7 @@ def _beside(options: WatchOptions) -> Path:
 def _work(given: list[Any], shell: Shell, device: "torch.device") -> int:
     from contextlib import ExitStack
 
-    from excb.distributed.collectives import rank, run_on_rank0
+    from excb.distributed.collectives import all_succeed, rank, run_on_rank0
 
     from ..opening import labelled_images
     from .display import Display
@@ -57,6 +57,7 @@ def _work(given: list[Any], shell: Shell, device: "torch.device") -> int:
     assert shell.out is not None  # `_run` names one
     out, reporter = shell.out, SaidOnce(quiet=shell.quiet or not is_rank0())
     scratch = out / UNFINISHED
+    all_succeed(options.check)
     wanted, run = asked(options), _opened(options.run, scratch)
     run_on_rank0(run.look)  # refuses a wrong place before images are listed, of which there may be a million
     train, test = labelled_images(options, reporter)

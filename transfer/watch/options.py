@@ -4,6 +4,7 @@ import argparse
 import re
 from dataclasses import dataclass
 
+from excb.option_parser import require_use
 from excb.options import REQUIRED, option
 
 from ..options import LabelledImageOptions, MachineOptions, NetworkOption, SizeOptions
@@ -42,3 +43,7 @@ class WatchOptions(MachineOptions, SizeOptions, LabelledImageOptions, NetworkOpt
         words={"type": seconds},
     )
     once: bool = option(False, "measure the existing checkpoints, and exit")
+
+    def check(self) -> None:
+        """Raise UserError where an option has no use beside another."""
+        require_use(self, "every", used=not self.once, why="is the time between two looks, and --once looks once")

@@ -64,7 +64,9 @@ def asked(options: WatchOptions) -> Asked:
     except ValueError:
         raise UserError(f"--protocol {options.protocol!r}: name a protocol, such as knn or 'knn --k 20'") from None
     if name not in (names := watchable()):
-        raise UserError(f"--protocol {name}: no such protocol{nearest_name(name, names)}; there are {', '.join(names)}")
+        raise UserError(
+            f"--protocol {name}: no such protocol{nearest_name(name, names)} (there are {', '.join(names)})"
+        )
     protocol = PROTOCOLS[name]
     elsewhere = {flag_of(each) for each in fields(protocol.shared)} | {f"--{protocol.state}", "--out"}
     if wrong := next((word for word in words if word.partition("=")[0] in elsewhere), None):

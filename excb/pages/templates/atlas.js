@@ -2,19 +2,23 @@
 "use strict";
 
 const data = JSON.parse(document.getElementById("data").textContent);
-const K = data.sizes.length;
+const K = data.sizes.length; // cards: clusters, and noise where there is any
+const noise = data.noise; // the number of its card, the last, or null
+const clusters = noise === null ? K : noise;
 const PER_PAGE = 48;
 const MOSAIC = 6; // pictures on a card
 const MOSAICS = [1, 2, 4, 6]; // numbers of cells that fill it
 const MEMBERS = 400; // file names listed in one cluster
-const even = data.images / K;
+const clustered = data.images - (noise === null ? 0 : data.sizes[noise]);
+const even = clustered / clusters;
 const twins = new Set(data.twins);
 const $ = (id) => document.getElementById(id);
 const number = (value, digits = 0) =>
   value.toLocaleString("en", { minimumFractionDigits: digits, maximumFractionDigits: digits });
 const label = (index) => data.labels[index];
 const purity = (k) => (data.top && data.sizes[k] ? data.top[k][0][1] / data.sizes[k] : null);
-const title = (k) => (data.top && data.sizes[k] ? label(data.top[k][0][0]) : `Cluster ${k}`);
+const named = (k) => (k === noise ? "Noise" : `Cluster ${k}`);
+const title = (k) => (data.top && data.sizes[k] && k !== noise ? label(data.top[k][0][0]) : named(k));
 
 function element(tag, options = {}, ...children) {
   const made = document.createElement(tag);
@@ -51,6 +55,7 @@ const ORDERS = {
   tight: ["Closest to centroid first", filled((a, b) => data.similarity[b] - data.similarity[a])],
   number: ["Cluster number", (a, b) => a - b],
 };
+const inOrder = (order) => (a, b) => (a === noise) - (b === noise) || order(a, b); // noise is always last
 const FILTERS = {
   all: ["All", () => true],
   filled: ["Not empty", (k) => data.sizes[k] > 0],
@@ -67,7 +72,7 @@ function matches(query) {
   if (!query) return null;
   const found = new Set();
   const asked = /^#?(\d+)$/.exec(query);
-  if (asked && Number(asked[1]) < K) found.add(Number(asked[1]));
+  if (asked && Number(asked[1]) < clusters) found.add(Number(asked[1]));
   if (data.top) {
     const wanted = new Set(data.labels.flatMap((name, index) => (name.toLowerCase().includes(query) ? [index] : [])));
     if (wanted.size) for (const k of everything) if (data.top[k].some(([index]) => wanted.has(index))) found.add(k);
@@ -85,7 +90,7 @@ function refresh() {
   const query = $("query").value.trim().toLowerCase();
   const found = matches(query);
   const keep = FILTERS[$("filter").value][1];
-  shown = everything.filter((k) => keep(k) && (!found || found.has(k))).sort(ORDERS[$("sort").value][1]);
+  shown = everything.filter((k) => keep(k) && (!found || found.has(k))).sort(inOrder(ORDERS[$("sort").value][1]));
   current = 0;
   draw();
 }
@@ -95,7 +100,7 @@ function draw() {
   const start = current * PER_PAGE;
   $("cards").replaceChildren(...shown.slice(start, start + PER_PAGE).map((k) => element("li", {}, card(k))));
   $("count").textContent = shown.length
-    ? `${number(shown.length)} of ${number(K)} clusters`
+    ? `${number(shown.filter((k) => k !== noise).length)} of ${number(clusters)} clusters`
     : "No cluster matches. Clear the search, or show all.";
   $("page").textContent = `Page ${number(current + 1)} of ${number(pages)}`;
   $("pages").hidden = pages === 1;
@@ -121,20 +126,22 @@ function card(k) {
   const mosaic = first.length
     ? element("div", { class: `mosaic m${cells}` }, ...first.map((image) => picture(image, "", "")))
     : element("div", { class: "mosaic none" }, size ? "no picture" : "empty");
-  const about = element(
-    "div",
-    { class: "about" },
-    element("strong", { class: "two" }, title(k)),
-    line(
-      `${data.top && size ? `#${k} · ` : ""}${number(size)} image${size === 1 ? "" : "s"}`,
-      pure === null ? `${number(size / even, 2)} ×` : `${number(100 * pure)} %`,
-    ),
-    meter(size / (size + even), `${number(size / even, 2)} × an even share; half is an even share`),
-  );
+  const images = `${number(size)} image${size === 1 ? "" : "s"}`;
+  const lines =
+    k === noise
+      ? [line(images, `${number((100 * size) / data.images, 1)} %`), meter(size / data.images, "share of all images")]
+      : [
+          line(
+            `${data.top && size ? `#${k} · ` : ""}${images}`,
+            pure === null ? `${number(size / even, 2)} ×` : `${number(100 * pure)} %`,
+          ),
+          meter(size / (size + even), `${number(size / even, 2)} × an even share; half is an even share`),
+        ];
+  const about = element("div", { class: "about" }, element("strong", { class: "two" }, title(k)), ...lines);
   if (twins.has(k)) about.append(element("div", { class: "line mark" }, element("span", {}, "near duplicate")));
   if (hits.get(k)) about.append(line(`${number(hits.get(k))} matching file name${hits.get(k) === 1 ? "" : "s"}`));
-  const words = [`Cluster ${k}`, `${number(size)} images`];
-  if (pure !== null) words.push(`${number(100 * pure)} % ${title(k)}`);
+  const words = [named(k), images];
+  if (pure !== null && k !== noise) words.push(`${number(100 * pure)} % ${title(k)}`);
   return element("a", { class: "card", href: `#c${k}`, "aria-label": words.join(", ") }, mosaic, about);
 }
 
@@ -145,6 +152,11 @@ function shot(image, caption) {
   return element("figure", { title: name }, picture(image, name), element("figcaption", {}, ...caption));
 }
 
+function link(image) {
+  const other = data.second[image];
+  return element("a", { href: `#c${other}`, title: `Cluster ${other}: ${title(other)}` }, `nearly #${other}`);
+}
+
 function section(name, body) {
   return [element("h3", {}, name), body];
 }
@@ -152,15 +164,14 @@ function section(name, body) {
 function body(k) {
   const parts = [];
   if (data.nearest[k].length) {
-    const shots = data.nearest[k].map((image) => shot(image, [`z ${number(data.z[image], 3)}`]));
-    parts.push(...section("Nearest to the centroid", element("div", { class: "shots" }, ...shots)));
+    const near = (image) => (k === noise ? [link(image)] : []);
+    const shots = data.nearest[k].map((image) => shot(image, [...near(image), `z ${number(data.z[image], 3)}`]));
+    parts.push(...section(k === noise ? "Nearest to a centroid" : "Nearest to the centroid", element("div", { class: "shots" }, ...shots)));
   }
-  if (data.border[k].length) {
-    const shots = data.border[k].map((image) => {
-      const other = data.second[image];
-      const link = element("a", { href: `#c${other}`, title: `Cluster ${other}: ${title(other)}` }, `nearly #${other}`);
-      return shot(image, [link, element("span", {}, `margin ${number(data.gap[image], 4)}`)]);
-    });
+  if (k !== noise && data.border[k].length) {
+    const shots = data.border[k].map((image) =>
+      shot(image, [link(image), element("span", {}, `margin ${number(data.gap[image], 4)}`)]),
+    );
     parts.push(...section("At the border", element("div", { class: "shots" }, ...shots)));
   }
   if (data.top && data.sizes[k]) {
@@ -182,7 +193,7 @@ function body(k) {
       element("div", { class: "caption" }, `${title(other) === `Cluster ${other}` ? "" : `#${other}, `}cosine ${number(cosine, 3)}`),
     );
   });
-  parts.push(...section("Neighbouring centroids", element("div", { class: "shots", id: "near" }, ...near)));
+  if (k !== noise) parts.push(...section("Neighbouring centroids", element("div", { class: "shots", id: "near" }, ...near)));
   if (data.sizes[k]) parts.push(members(k));
   return parts;
 }
@@ -204,10 +215,11 @@ function members(k) {
 
 function open(k) {
   const size = data.sizes[k];
-  const facts = [`${number(size)} images`, `${number(size / even, 2)} × an even share`];
-  if (data.top) facts.unshift(`Cluster ${k}`);
-  if (size && data.top) facts.push(`purity ${number(100 * purity(k))} %`);
-  if (size) facts.push(`mean z ${number(data.similarity[k], 3)}`, `mean margin ${number(data.margin[k], 3)}`);
+  const share = `${number((100 * size) / data.images, 1)} % of all, in no cluster`;
+  const facts = [`${number(size)} images`, k === noise ? share : `${number(size / even, 2)} × an even share`];
+  if (data.top && k !== noise) facts.unshift(`Cluster ${k}`);
+  if (size && data.top && k !== noise) facts.push(`purity ${number(100 * purity(k))} %`);
+  if (size && k !== noise) facts.push(`mean z ${number(data.similarity[k], 3)}`, `mean margin ${number(data.margin[k], 3)}`);
   if (twins.has(k)) facts.push("near duplicate");
   $("detail-title").textContent = title(k);
   $("detail-facts").textContent = facts.join(" · ");
@@ -249,8 +261,8 @@ function masthead() {
   document.title = `Cluster atlas: ${data.checkpoint}`;
   const beside = (text) => element("small", {}, ` ${text}`);
   const shownFigures = [
-    ["Clusters", number(K)],
-    ["Images", number(data.images)],
+    ["Clusters", number(clusters)],
+    ["Images", number(data.images), ...(noise === null ? [] : [`${number(of.noise_percent, 1)} % noise`])],
     ["Empty before balancing", `${number(of.empty_percent_unbalanced, 1)} %`, `${number(of.empty_by_chance_percent, 1)} % by chance`],
     ["Largest", `${number(of.largest_relative_size, 1)} ×`, `${number(of.largest_images)} images`],
     ["Effective number", number(of.effective_clusters)],
@@ -273,14 +285,14 @@ function masthead() {
 
 function curve() {
   const NS = "http://www.w3.org/2000/svg";
-  const sorted = [...data.sizes].sort((a, b) => b - a);
-  const points = Math.min(K, 500);
+  const sorted = data.sizes.slice(0, clusters).sort((a, b) => b - a);
+  const points = Math.min(clusters, 500);
   // A log scale, from half an image to the largest cluster or twice an even share.
   const [low, high] = [Math.log(0.5), Math.log(Math.max(2 * even, sorted[0], 1))];
   const height = (size) => 100 - (100 * (Math.log(Math.max(size, 0.5)) - low)) / (high - low);
   let path = "M0,100";
   for (let i = 0; i < points; i += 1) {
-    const y = height(sorted[Math.floor((i * K) / points)]).toFixed(2);
+    const y = height(sorted[Math.floor((i * clusters) / points)]).toFixed(2);
     path += `L${((100 * i) / points).toFixed(2)},${y}L${((100 * (i + 1)) / points).toFixed(2)},${y}`;
   }
   const svg = document.createElementNS(NS, "svg");
@@ -304,7 +316,7 @@ function choices(select, from) {
 masthead();
 curve();
 choices($("sort"), ORDERS);
-for (const entry of Object.values(FILTERS)) entry[0] += ` (${number(everything.filter(entry[1]).length)})`;
+for (const entry of Object.values(FILTERS)) entry[0] += ` (${number(everything.filter((k) => k !== noise && entry[1](k)).length)})`;
 choices($("filter"), FILTERS);
 let waiting;
 $("query").addEventListener("input", () => {

@@ -95,12 +95,16 @@ def test_results_among_the_images_are_refused(tmp_path: Path) -> None:
 def test_pictures_of_results_are_no_images(tmp_path: Path) -> None:
     ours = ["knn.json", "knn.confusion.png", "x.json", "x.severity.png", "x.y.json", "x.y.layers.png", "d.json"]
     ours += ["d.masks.png", "c/clusters.json", "c/sizes.png", "run/recipe.json", "run/curves.png"]
-    ours += ["all/comparison.json", "all/comparison.png"]
+    ours += ["all/comparison.json", "all/comparison.csv", "all/comparison.png", "run/references.png"]
+    ours += ["study/table.md", "study/table.csv", "study/picture.png"]
+    ours += ["found/run.json", "found/pictures/7.png", "found/pictures/sheet.png"]
     theirs = ["1.png", "2.confusion.png", "c/2.png", "knn.png", "knn.masks.jpg", "sizes.png", "x.y.z.masks.png"]
+    theirs += ["picture.png", "references.png", "pictures/1.png", "pictures/sheet.png", "found/pictures/7.jpg"]
     images = scan_folder(touch(tmp_path, *ours, *theirs))
     assert list(images.paths) == sorted(theirs)
     counted = {entry.reason: entry.count for entry in images.ledger.entries}
-    assert counted == {"pictures of results": 7, ".json": 7}
+    assert counted == {"pictures of results": 11, ".json": 8, ".csv": 2, ".md": 1}
+    assert list(scan_folder(tmp_path / "found" / "pictures").paths) == ["7.jpg", "7.png", "sheet.png"]
 
 
 def test_only_files_with_an_images_ending_are_found(tmp_path: Path) -> None:

@@ -14,8 +14,8 @@ from torch.nn import functional as F
 
 from excb.images.image_set import ImageSet
 from excb.transfer.clusters import atlas, exemplars
-from excb.transfer.clusters.assignment import ClusterAssignment, neighbours
-from excb.transfer.clusters.statistics import label_figures, sizes_figures
+from excb.transfer.clusters.assignment import NOISE, ClusterAssignment, neighbours
+from excb.transfer.clusters.statistics import label_figures, noise_figures, sizes_figures
 from tests.browser import Page, chromium
 from tests.transfer.clusters.hostile import CLASSES, hostile_set
 
@@ -123,6 +123,7 @@ def hostile_page(page: Page, tmp_path: Path) -> Page:
 def test_hostile_names_are_shown_and_harmless(hostile_page: Page) -> None:
     page = hostile_page
     assert cards(page) == [0, 1, 2, 3, 4, 5, 6, 7, 8, 9]
+    assert page.run("getComputedStyle(document.getElementById('pages')).display") == "none"  # of one page
     for k in cards(page):
         page.run(f"location.hash = 'c{k}'")
         page.settle()
@@ -234,6 +235,38 @@ def test_many_clusters_without_labels_come_a_page_at_a_time(page: Page, tmp_path
     assert page.run("document.getElementById('page').textContent") == "Page 2 of 105"
     assert len(cards(page)) == 48
     assert page.run("document.querySelector('#sort [value=pure]')") is None
+    assert page.problems == []
+
+
+@pytest.mark.browser
+def test_noise_has_a_card_of_its_own_and_is_no_cluster(page: Page, tmp_path: Path) -> None:
+    images, whole = hostile_set(tmp_path / "images")
+    assignment = replace(whole, first=np.where(whole.first == 1, NOISE, whole.first))
+    found = shown(images, assignment.with_noise_as_cluster())
+    found = atlas.contents(
+        assignment,
+        images,
+        neighbours(torch.eye(10), most=3, threshold=0.99),
+        atlas.Exemplars(*exemplars.choose_exemplars(assignment.with_noise_as_cluster(), 3), {}),
+        figures=found["figures"] | noise_figures(assignment),
+        heading={"checkpoint": "some", "data": "few"},
+    )
+    file = tmp_path / "noise.html"
+    file.write_text(atlas.render_atlas(found | {"threshold": 0.99, "balanced": False}), encoding="utf-8")
+    page.problems.clear()
+    page.open(file)
+    for order in ("largest", "smallest", "number", "pure"):
+        choose(page, "sort", order)
+        assert (cards(page)[-1], len(cards(page))) == (10, 11)
+    assert page.run("document.getElementById('count').textContent") == "10 of 10 clusters"
+    assert "14 28.6 % noise" in page.run("document.getElementById('figures').textContent")
+    assert "All (10)" in page.run("document.getElementById('filter').textContent")
+    page.run("location.hash = 'c10'")
+    page.settle()
+    assert page.run("document.getElementById('detail-title').textContent") == "Noise"
+    assert page.run("document.getElementById('detail-facts').textContent") == "4 images · 28.6 % of all, in no cluster"
+    assert page.run("document.querySelector('#detail-body figcaption a').textContent").startswith("nearly #")
+    assert page.run("document.getElementById('near')") is None
     assert page.problems == []
 
 

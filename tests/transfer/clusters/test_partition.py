@@ -10,6 +10,7 @@ import torch
 import excb
 from excb.errors import UserError
 from excb.results.result import ResultRecord
+from excb.transfer.clusters.files import read_sizes
 from excb.transfer.clusters.partition import partition
 from excb.transfer.embeddings.embeddings import Embeddings
 from excb.transfer.embeddings.table.vectors import ArrayRows
@@ -60,14 +61,42 @@ def test_k_is_the_square_root_of_the_images_by_default() -> None:
 def test_hdbscan_finds_directions_and_leaves_outliers() -> None:
     vectors, truth = blobs(outliers=6)
     made = partition(ArrayRows(vectors), method="hdbscan")
-    assert made.outliers == 4
-    kept = truth >= 0
-    first = made.assignment.first
-    inside = kept & (first < 4)
+    assignment, first, kept = made.assignment, made.assignment.first, truth >= 0
+    assert assignment.clusters == len(made.centroids) == 4
+    inside = kept & (first >= 0)
     assert inside.sum() > 70
     assert same_groups(first[inside], truth[inside])
-    assert (first[~kept] == 4).sum() >= 5
-    assert made.note == f"cluster 4 holds {(first == 4).sum()} images that HDBSCAN leaves in no cluster"
+    noise = first == -1
+    assert noise[~kept].sum() >= 5
+    assert assignment.noise == noise.sum()
+    assert assignment.sizes.tolist() == [int((first == number).sum()) for number in range(4)]
+    unit = vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
+    cosines = unit @ made.centroids.numpy().T
+    assert np.array_equal(assignment.second[noise], cosines[noise].argmax(1))
+    np.testing.assert_allclose(assignment.similarity[noise], cosines[noise].max(1), atol=1e-5)
+    assert (assignment.margin[noise] == 0).all()
+    assert made.note is not None
+    assert made.note.startswith(f"{noise.sum()} images are noise ({100 * noise.sum() / 86:.1f} % of 86)")
+
+
+def test_figures_are_of_the_images_in_clusters_and_name_the_noise(tmp_path: Path) -> None:
+    vectors, truth = blobs(outliers=30)
+    paths, labels = [f"{number:03}.png" for number in range(len(vectors))], ["x" if n < 0 else f"{n}" for n in truth]
+    made = Embeddings(ArrayRows(vectors), paths, str(tmp_path), {"name": "some", "preprocessing": {}}, labels=labels)
+    found = made.clusters(method="hdbscan")
+    found.save(tmp_path / "out", quiet=True)
+    result, sizes = read_sizes(tmp_path / "out")
+    noise = int((found.numbers < 0).sum())
+    assert noise > 20
+    figures = result.figures
+    assert (figures["noise_images"], figures["noise_percent"]) == (noise, round(100 * noise / 110, 4))
+    assert result.settings["clusters"] == len(found) == len(sizes) == 4
+    assert sizes.tolist() == found.sizes.tolist()
+    assert figures["largest_images"] == sizes.max() < noise
+    counts = [np.unique(np.array(labels)[found.numbers == number], return_counts=True)[1].max() for number in range(4)]
+    assert figures["purity_percent"] == pytest.approx(100 * sum(counts) / sizes.sum(), abs=1e-3)
+    table = (tmp_path / "out" / "assignments.csv").read_text().splitlines()
+    assert sum(row.split(",")[1] == "-1" for row in table) == noise
 
 
 @pytest.mark.parametrize(

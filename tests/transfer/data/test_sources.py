@@ -82,8 +82,12 @@ def test_images_of_a_folder_are_its_own_or_those_of_train(tmp_path: Path) -> Non
 def test_test_folder_comes_before_val_and_what_is_named_before_both(data: Path) -> None:
     write_folder(data / "test", each=3, classes=CLASSES[1:3])
     assert len(train_and_test(str(data))[1]) == 6
-    train, test = train_and_test(str(data), data / "val", data / "val")
-    assert (len(train), len(test)) == (3, 3)
+    train, test = train_and_test(str(data), data / "val")
+    assert (len(train), len(test)) == (3, 6)
+    train, test = train_and_test(str(data), test=data / "val")
+    assert (len(train), len(test)) == (len(open_source(str(data), "train")), 3)
+    with pytest.raises(UserError, match="has no use beside both --train and --test"):
+        train_and_test(str(data), data / "val", data / "val")
     train, test = train_and_test(None, data / "train", data / "val", rename={"ant": "bee"})
     assert test.labels is not None
     assert test.labels.tolist() == [1, 1, 2]

@@ -18,8 +18,8 @@ from excb.inference.accuracy import mcnemar
 from excb.transfer.every import several
 from excb.transfer.every.comparison import Comparison, EvaluatedCheckpoint, side_by_side
 from excb.transfer.standings.chart import draw_table
-from excb.transfer.standings.forms import latex, sheet_as_latex, sheet_as_markdown, sheet_as_page
-from excb.transfer.standings.table import FigureCell
+from excb.transfer.standings.forms import Sheet, latex, sheet_as_latex, sheet_as_markdown, sheet_as_page
+from excb.transfer.standings.table import FigureCell, FigureColumn, FigureRow, FigureTable
 from tests.browser import chromium
 from tests.transfer.evaluated_checkpoints import FIGURE, evaluated
 from tests.transfer.result_files import HOSTILE
@@ -213,4 +213,30 @@ def test_the_page_in_a_browser_fits_a_phone(tmp_path: Path) -> None:
         page.open(tmp_path / "comparison.html")
         assert page.run("document.documentElement.scrollWidth") <= 360
         assert page.run("document.scripts.length") == 0
+        assert page.problems == []
+
+
+@pytest.mark.browser
+def test_many_figures_fit_a_screen_and_move_below_the_names_on_a_phone(tmp_path: Path) -> None:
+    columns = [FigureColumn(str(number), f"Semi-supervised {number} % top-1") for number in range(9)]
+    cells = {column.key: FigureCell(60.12, (55.1, 66.2), 1) for column in columns}
+    rows = [FigureRow("runs/resnet50_of_photographs", cells, ("2.22", "0.11", "1,238"))]
+    rows.append(FigureRow("runs/resnet50_of_photographs, k-NN of the same features", cells, reference=True))
+    table = FigureTable(columns, rows, facts=("parameters, M", "GFLOPs", "images/s"))
+    (tmp_path / "page.html").write_text(sheet_as_page(Sheet("Two", "some images", [table], "Percent.")))
+    wide = "document.querySelector('.wide')"
+    with chromium() as page:
+        page.size(1440, 900)
+        page.open(tmp_path / "page.html")
+        assert page.run(f"{wide}.scrollWidth <= {wide}.clientWidth")
+        page.size(400, 800, phone=True)
+        page.settle()
+        assert page.run(f"{wide}.scrollWidth > 2 * {wide}.clientWidth")
+        assert page.run("document.documentElement.scrollWidth") <= 400
+        left = "document.querySelector('tbody th').getBoundingClientRect().left"
+        before = page.run(left)
+        page.run(f"{wide}.scrollLeft = 300")
+        page.settle()
+        assert page.run(left) == before
+        assert page.run("document.querySelector('tbody th').clientWidth") < 180
         assert page.problems == []

@@ -108,7 +108,7 @@ def test_references_are_measured_where_a_protocol_takes_them(place: Path, capsys
         (("--dry-run", "--seeds", "0", "0"), "--seeds: name at least one seed, and none twice"),
         (("--dry-run", "--seeds", "-1", "2"), "--seeds -1: seeds are 0 or more"),
         (("--dry-run", "--schedule", "3x"), "no schedule is named '3x'"),
-        (("--out", "{place}/x", "--only", "knm"), "--only knm: no such protocol; did you mean 'knn'?; there are knn, "),
+        (("--out", "{place}/x", "--only", "knm"), "--only knm: no such protocol; did you mean 'knn'? (there are knn, "),
         (("--out", "{place}/x", "--only", "detection"), "nothing to evaluate: detection does not apply (it takes a "),
     ],
 )

@@ -1,5 +1,6 @@
 """The default on few labels: which head is taken, that the heads agree there, and who is blamed where one fails."""
 
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -16,6 +17,7 @@ from excb.transfer.linear.options import CROSS_VALIDATED, FAST, LOGREG, LinearOp
 from excb.transfer.probes.failure import SameFeatures
 from excb.transfer.probes.recipes import FEW_LABELS, FEW_STRENGTHS, FOLDS
 from excb.transfer.probes.selection import folds
+from excb.transfer.reporting.fields import digest, named
 
 QUIET = Reporter(quiet=True)
 CPU = torch.device("cpu")
@@ -122,6 +124,57 @@ def test_five_folds_choose_the_penalty_as_scikit_learns_loop_does() -> None:
     assert found.settings["folds"] == FOLDS
     assert found.settings["select_images"] == len(labels)
     assert found.notes == ()
+
+
+@pytest.mark.parametrize(
+    ("strengths", "select", "few", "expected"),
+    [
+        (FEW_STRENGTHS, "folds", True, {"folds": FOLDS, "C": sorted(FEW_STRENGTHS)}),
+        (FEW_STRENGTHS, "test", True, {"C": sorted(FEW_STRENGTHS)}),
+        ((1.0,), "folds", True, {"C": [1.0]}),
+        ((0.1, 1.0), "holdout", False, {"C": [0.1, 1.0]}),
+        ((0.1,), "holdout", False, {"C": [0.1]}),
+        ((1.0,), "holdout", False, {}),  # as before C was stored
+    ],
+)
+def test_settings_hold_what_had_an_effect(strengths: Any, select: Any, few: bool, expected: dict[str, Any]) -> None:
+    made = logreg.logistic_regression(planted(3), QUIET, strengths, few=few, select=select, seed=0)
+    assert {name: made.settings[name] for name in ("folds", "C") if name in made.settings} == expected
+    assert ("standardised" in made.settings) == few
+
+
+def test_penalties_and_folds_tell_protocols_apart() -> None:
+    hashes = {
+        digest(named(logreg.logistic_regression(planted(3), QUIET, tried, few=few, select=select, seed=0).settings))
+        for tried, few, select in (
+            ((1.0,), True, "folds"),
+            ((0.1,), True, "folds"),
+            (FEW_STRENGTHS, True, "folds"),
+            ((1.0,), False, "holdout"),
+            ((0.1,), False, "holdout"),
+        )
+    }
+    assert len(hashes) == 5
+
+
+@pytest.mark.parametrize(
+    ("options", "idle"),
+    [
+        ({"protocol": LOGREG}, True),
+        ({"protocol": CROSS_VALIDATED, "C": (1.0,)}, True),
+        ({"protocol": CROSS_VALIDATED, "select": "test"}, True),
+        ({"protocol": LOGREG, "C": (0.1, 1.0)}, False),
+        ({}, False),
+        ({"protocol": "resnet"}, False),
+    ],
+)
+def test_a_seed_that_draws_nothing_is_refused(options: dict[str, Any], idle: bool) -> None:
+    def checked() -> None:
+        protocol.checked(planted(3), LinearOptions(**options, seed=3))
+
+    refused = pytest.raises(UserError, match="--seed draws the images that choose C, and here none do")
+    with refused if idle else nullcontext():
+        checked()
 
 
 @pytest.mark.parametrize("each", [3, 12])

@@ -390,7 +390,7 @@ def test_a_dry_run_says_what_is_to_do_and_writes_nothing(
         (("{run}", "--train", "{data}/train/ant", "--test", "{data}/test/ant"), "has no classes"),
         (
             ("{run}", "--data", "{data}", "--protocol", "detection"),
-            "no such protocol; there are knn, retrieval, linear",
+            "no such protocol (there are knn, retrieval, linear",
         ),
         (("{run}", "--data", "{data}", "--protocol", "knm"), "did you mean 'knn'?"),
         (("{run}", "--data", "{data}", "--protocol", ""), "name a protocol, such as knn"),

@@ -161,12 +161,12 @@ def settings_for(
     """
     for name, table, kind in ((schedule, SCHEDULES, "schedule"), (recipe, RECIPES, "recipe")):
         if name not in table:
-            raise UserError(f"no {kind} is named '{name}'{nearest_name(name, table)}; there are {', '.join(table)}")
+            raise UserError(f"no {kind} is named '{name}'{nearest_name(name, table)} (there are {', '.join(table)})")
     options = dict(options or {})
     names = [entry.name for entry in fields(DetectionSettings)]
     if unknown := [name for name in options if name not in names]:
         close = nearest_name(unknown[0], names)
-        raise UserError(f"detection has no option '{unknown[0]}'{close}; there are {', '.join(names)}")
+        raise UserError(f"detection has no option '{unknown[0]}'{close} (there are {', '.join(names)})")
     settings = DetectionSettings(**{**RECIPES[recipe], **SCHEDULES[schedule]})
     if batch is not None:
         require(batch >= 1, "batch must be at least 1")
