@@ -30,11 +30,11 @@ def run(options: argparse.Namespace) -> int:
     source = Path(options.source) if row is None else local_folder(row) or row
     results = [ResultRecord.read(file) for file in options.results]
     if not isinstance(source, Path) or (source / CONFIG).is_file():
-        Reporter().answer(card(source, results))
+        Reporter().answer(card(source, results, place=None if row else options.source))
         return 0
     with tempfile.TemporaryDirectory() as folder:  # a run or a file: as it would be exported
         exported = export(options.source, Path(folder) / (source.stem or "checkpoint"))
-        Reporter().answer(card(exported, results))
+        Reporter().answer(card(exported, results, place=options.source))
     return 0
 
 
