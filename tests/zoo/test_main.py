@@ -273,9 +273,25 @@ def test_the_card_of_a_run_is_that_of_its_export(
     assert main(["export", str(run), "--out", str(tmp_path / run.stem), "--format", "excb"]) == 0
     capsys.readouterr()
     assert main(["card", str(tmp_path / run.stem)]) == 0
-    expected = capsys.readouterr().out
+    exported = capsys.readouterr().out
     assert main(["card", str(run)]) == 0
-    assert capsys.readouterr().out == expected
+    of_run = capsys.readouterr().out
+    assert of_run.replace(str(run), str(tmp_path / run.stem)) == exported
+
+
+@pytest.mark.parametrize("network", ["teacher", "student"])
+def test_the_card_of_what_is_unpublished_shows_a_call_that_works(
+    run: Path, home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], network: Any
+) -> None:
+    place = tmp_path / "tiny_grocery"  # a name of the catalogue, which another network has
+    assert main(["export", str(run), "--out", str(place), "--network", network]) == 0
+    capsys.readouterr()
+    assert main(["card", str(place)]) == 0
+    call = re.search(r"```python\n(.*)\n```", capsys.readouterr().out)
+    assert call is not None
+    loaded = eval(call[1], {"excb": excb})
+    expected = excb.load(run, network=network).network.state_dict()
+    assert all(torch.equal(value, expected[name]) for name, value in loaded.network.state_dict().items())
 
 
 def test_a_card_has_results_of_its_own_weights_only(

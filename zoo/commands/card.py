@@ -36,11 +36,13 @@ def run(options: argparse.Namespace) -> int:
         require(not options.results, f"--results are checked to be of the weights, and these are not here: {fetch}")
         Reporter().answer(card(row, []))
         return 0
+    place = None if row else options.source
     with tempfile.TemporaryDirectory() as folder:
         if not (source / CONFIG).is_file():  # a run or a file: as it would be exported
-            source = export(options.source, Path(folder) / (source.stem or "checkpoint"))
+            source, place = export(options.source, Path(folder) / (source.stem or "checkpoint")), options.source
         tensors = load(source).network.state_dict() if options.results else {}
-        Reporter().answer(card(source, list(results_by_file(tensors, options.results).values())))
+        measured = results_by_file(tensors, options.results)
+        Reporter().answer(card(source, list(measured.values()), place=place))
     return 0
 
 
