@@ -31,7 +31,7 @@ def show(options: DetectionOptions, job: Job) -> None:
     )
 
 
-def to_dict(options: DetectionOptions, job: Job) -> dict[str, Any]:
+def plan_as_dict(options: DetectionOptions, job: Job) -> dict[str, Any]:
     """The same, ready for JSON."""
     rows = _options(options, job)
     return {

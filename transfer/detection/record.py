@@ -69,16 +69,13 @@ def _measure(task: "DetectionTask", options: DetectionOptions, reporter: Reporte
 
 
 def _dry_run(task: "DetectionTask", options: DetectionOptions, reporter: Reporter, as_json: bool) -> int:
-    from .dry_run import show, to_dict
+    from .dry_run import plan_as_dict, show
     from .protocol import starts_anew
 
     missing, is_new = _missing(options), starts_anew(task, options)
     if is_rank0() and as_json:
-        reporter.answer(
-            json.dumps(
-                {"can_run": not missing, "why": missing, "resumes": not is_new, **to_dict(options, task.job)}, indent=2
-            )
-        )
+        answer = {"can_run": not missing, "why": missing, "resumes": not is_new}
+        reporter.answer(json.dumps(answer | plan_as_dict(options, task.job), indent=2))
     elif is_rank0():
         resumes = "" if is_new else f": it resumes the run in {task.job.folder}"
         reporter.answer(f"it cannot run: {missing}" if missing else f"it can run{resumes}")
