@@ -7,11 +7,12 @@ import os
 import re
 import sys
 import unicodedata
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Self
 
 LONGEST_MESSAGE = 2000  # characters; a longer message is cut in the middle, since it ends in what to do
+LONGEST_VALUE = 80  # characters of a value that a message repeats
 MOST_BESIDE = 2000  # names that a missing one is compared with
 USER_ERROR = 2  # exit code of every error that the user can fix
 _SHOWN = "\n\t\u200c\u200d"  # several scripts need joiners and non-joiners within words
@@ -69,6 +70,34 @@ def require(holds: bool, message: str) -> None:
     """Raise `UserError(message)` unless `holds`."""
     if not holds:
         raise UserError(message)
+
+
+def in_short(value: object) -> str:
+    """A value in a message: as it is written in Python if that is short, else its type."""
+    text = repr(value)
+    return text if len(text) <= LONGEST_VALUE and "\n" not in text else f"a value of type {type(value).__name__}"
+
+
+def path_text(value: object, takes: str) -> str:
+    """The text of a name or path that a caller in Python gave.
+
+    Args:
+        value: what was given.
+        takes: the beginning of the message, such as "data is a folder".
+
+    Raises:
+        UserError: it is neither text nor a path.
+    """
+    if isinstance(value, str | os.PathLike) and isinstance(text := os.fspath(value), str) and "\0" not in text:
+        return text
+    raise UserError(f"{takes}, not {in_short(value)}")
+
+
+def path_texts(value: object, takes: str) -> list[str]:
+    """The texts of several names or paths, given as a list or as one; arguments and error are those of `path_text`."""
+    if isinstance(value, Sequence) and not isinstance(value, str | bytes):
+        return [path_text(each, takes) for each in value]
+    return [path_text(value, takes)]
 
 
 def first_line(error: BaseException) -> str:

@@ -120,7 +120,7 @@ def adopted(recipe: Recipe, note: Callable[[str], None], *, begun: Path | None =
     """
     if recipe.init is None or not recipe.adopts:
         return recipe
-    before = _begun(begun, recipe.init)
+    before = begun_values(begun, recipe.init)
     checkpoint = None if before else loading.read(recipe.init)
     values = _values_of(checkpoint, recipe) if checkpoint is not None else before or {}
     changes: dict[str, dict[str, Any]] = {}
@@ -140,7 +140,7 @@ def adopted(recipe: Recipe, note: Callable[[str], None], *, begun: Path | None =
     return settled
 
 
-def _begun(file: Path | None, init: str) -> dict[str, Any] | None:
+def begun_values(file: Path | None, init: str) -> dict[str, Any] | None:
     """The recipe's values in a run that was started from the same checkpoint; None if there is none."""
     try:
         recipe = json_text.parse(read_bytes(file))["recipe"] if file is not None else None

@@ -35,7 +35,7 @@ from .recipe import Recipe
 from .run.journal import NOT_FINITE, Journal
 from .run.monitor import MeasurementStoppedError
 from .run.profiling import StepProfile
-from .run.progress import run_report, sum_up
+from .run.progress import kept_facts, run_report, sum_up
 from .run.remote_mirror import RunLocation
 from .run.rules import breaches_on
 from .run.run_folder import RunFolder
@@ -91,11 +91,11 @@ def run_training(
         UserError: recipe, images or folder cannot make a run, or the loss became NaN or infinite.
     """
     begun = (out if isinstance(out, Path) else out.folder) / RECIPE
+    judging.check_references(against)
     images = with_their_pixels(images, recipe.data, reporter, begun=begun)
     if not recipe.adopts:  # else the checkpoint that it starts from says which network takes them
         recipe = all_succeed(lambda: fit_channels(recipe, pixels_of(images).channels, reporter.note))
-    all_succeed(lambda: check_run(recipe, images))
-    judging.check_references(against)
+    all_succeed(lambda: check_run(recipe, images, begun=begun, given=teachers or {}))
     if isinstance(images, StreamImages):
         batch = recipe.optim.batch
         reporter.note(describe_order(images, batch, reader_count(images, batch, world_size())))
@@ -178,13 +178,14 @@ class TrainingLoop:
         self.statistics, self.progress = self.state.statistics, self.state.progress
         self.epoch_end = EpochEnd(self.state, reporter)
         self._watch: WatchProcess | None = None
+        self._reported: dict[str, Any] = {}  # of a run that was finished before
         self.profile = StepProfile(folder.path) if profile and folder is not None else None
 
     def run(self, against: Sequence[str] | None = (), *, second: SecondSignal = "exit") -> int:
         """Train from where the run is to its end, and return the exit code; with None for `against` no verdict."""
-        steps, progress = self.trainer.schedules.steps, self.progress
-        finished = (progress.step >= steps or progress.ended is not None) and not self.statistics.complete
+        progress, finished = self.progress, self.state.finished
         if finished:
+            self._reported = self.folder.reported() if self.folder is not None else {}
             self.reporter.note(f"the run is finished: {plural(progress.step, 'step')}{self._why_ended()}")
         elif not progress.step:
             run_on_rank0(self._warn_of_breaches)
@@ -451,11 +452,14 @@ class TrainingLoop:
         recipe, progress, device = self.recipe, self.progress, self.trainer.device
         images, broken, ledger = len(self.state.images), self.state.broken.found, self.state.ledger
         judged = None if verdict is None else verdict.to_dict()
-        self.folder.report(
-            run_report(progress, recipe, images=images, broken=broken, device=device, ledger=ledger, verdict=judged)
+        report = run_report(
+            progress, recipe, images=images, broken=broken, device=device, ledger=ledger, verdict=judged
         )
+        report = kept_facts(report, self._reported)
+        self.folder.report(report)
         (clipped_ledger(self.state.images) + self.state.broken.ledger).tell(self.reporter)
-        sum_up(progress, recipe, self.reporter, device=device, place=self.folder.place, table=self._table)
+        place = self.folder.place
+        sum_up(progress, recipe, self.reporter, report=report, device=device, place=place, table=self._table)
         if verdict is not None:
             print_verdict(verdict, self.reporter, table=self._table)
         return False

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from excb.errors import UserError, nearest_name, require
+from excb.errors import UserError, in_short, nearest_name, require
 from excb.files import json_text
 from excb.networks.architecture import known_options
 from excb.options import converted, field_types
@@ -33,6 +33,7 @@ def find_recipe(name: str) -> Recipe:
     Raises:
         UserError: there is no such recipe.
     """
+    require(isinstance(name, str), f"a recipe is a name of `excb-pretrain list`, not {in_short(name)}")
     name = ALIASES.get(name, name)
     if name not in RECIPES:
         raise UserError(f"no recipe is called {name!r}{nearest_name(name, RECIPES)} (`excb-pretrain list` shows all)")

@@ -4,11 +4,12 @@ import os
 import signal
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from numbers import Integral
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from excb.console import Reporter
-from excb.errors import UserError, is_rank0, require
+from excb.errors import UserError, in_short, is_rank0, path_text, path_texts, require
 from excb.files import json_text
 from excb.files.foreign import read_bytes
 from excb.files.run_files import RECIPE, REPORT
@@ -26,8 +27,11 @@ if TYPE_CHECKING:
 
     from .data.stream_images import StreamImages
 
+    Checkpoint = str | os.PathLike[str]
     Teacher = str | os.PathLike[str] | nn.Module
     Teachers = Teacher | Sequence[Teacher] | None
+
+FOLDER = "data is one folder of images, at any depth, or shards or a named set"  # and nothing else
 
 
 @dataclass(frozen=True, init=False)
@@ -44,7 +48,7 @@ class Run:
 
     def __init__(self, folder: str | os.PathLike[str], url: str | None = None) -> None:
         """Open a run. Raises UserError if there is none."""
-        object.__setattr__(self, "folder", Path(folder))
+        object.__setattr__(self, "folder", Path(path_text(folder, "a run is a folder")))
         object.__setattr__(self, "url", url)
         if not (self.folder / RECIPE).is_file():
             raise UserError(f"{self.folder} is not a run: it has no {RECIPE}; name a folder that excb.train wrote")
@@ -113,7 +117,7 @@ def train(
     init: "str | Path | Run | None" = None,
     teacher: "Teachers" = None,
     listed: str | Path | None = None,
-    against: str | Sequence[str] = (),
+    against: "Checkpoint | Sequence[Checkpoint] | None" = (),
     quiet: bool = False,
     profile: bool = False,
     extend: int | None = None,
@@ -157,12 +161,16 @@ def train(
     if data is None and listed is None:
         raise UserError("name the folder of images with data=, or a list of them with listed=")
     require(extend is None or type(extend) is int, f"extend is a number of epochs, not {extend!r}")
+    folder = None if data is None else path_text(data, FOLDER)
+    file = None if listed is None else Path(path_text(listed, "listed is a file with one image path a line"))
     names, given = named_teachers(teacher)
     changed = changed_recipe(recipe, init=init, teachers=names, **overrides)
-    place = run_place(os.fspath(out)) if out is not None else RunLocation(Path("runs") / changed.name)
+    place = RunLocation(Path("runs") / changed.name)
+    if out is not None:
+        place = run_place(path_text(out, "out is a folder or a URL"))
+    compared = path_texts([] if against is None else against, "against is a checkpoint's name, path or run, or several")
     reporter = Reporter(quiet=quiet or not is_rank0())
     with joined(changed.efficiency.device, stay=True) as device:
-        folder, file = None if data is None else os.fspath(data), None if listed is None else Path(listed)
         code = run_training(
             changed,
             images_of_run(folder, file, place, reporter),
@@ -171,7 +179,7 @@ def train(
             device=device,
             table=False,
             profile=profile,
-            against=[against] if isinstance(against, str) else against,
+            against=compared,
             second="interrupt",
             teachers=given,
             extend=extend,
@@ -220,7 +228,9 @@ def plan(
     from .training.pixels import with_their_pixels
 
     gpu = None if device is None else find_gpu(device)
-    text = None if data is None else os.fspath(data)
+    text = None if data is None else path_text(data, FOLDER)
+    counted = gpus is None or (isinstance(gpus, Integral) and gpus >= 0)
+    require(counted, f"gpus is a number of processes, 0 for the CPU, not {in_short(gpus)}")
     refuse_stream(text, "plan")
     names, given = named_teachers(teacher)
     changed = changed_recipe(recipe, init=init, teachers=names, **overrides)
@@ -272,7 +282,7 @@ def changed_recipe(
         UserError: no such recipe or field, or a value of the wrong type or out of range.
     """
     base = recipe if isinstance(recipe, Recipe) else overriding.find_recipe(recipe)
-    changes: dict[str, Any] = {} if init is None else {"init": os.fspath(init)}
+    changes: dict[str, Any] = {} if init is None else {"init": path_text(init, "init is a name, a path or a run")}
     changes |= {"distil.teachers": teachers} if teachers else {}
     for section, values in overrides.items():
         if not isinstance(values, Mapping):

@@ -55,6 +55,7 @@ MISTAKES = [
         ("notes.txt", "cannot write"),
     ),
     ("excb-pretrain rn18_small --data {photos} optim.batch=4 init={here}/nothing", ("no checkpoint", "nothing")),
+    ("excb-pretrain choose --data {photos} --networks {here}/nothing", ("no checkpoint", "nothing")),
     ("excb-eval knn --ckpt {here}/nothing --data {photos}", ("no checkpoint", "nothing")),
     ("excb-eval knn --ckpt {notes} --data {photos}", ("notes.txt", "is not a checkpoint")),
     ("excb-eval knn --ckpt {run} --data {flat}", ("train/", "--train DIR --test DIR")),

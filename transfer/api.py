@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from excb.console import Reporter
-from excb.errors import UserError, is_rank0
+from excb.errors import UserError, in_short, is_rank0, path_text, path_texts, require
 from excb.option_parser import of_values
 
 from .evaluate import Result, device_of
@@ -68,7 +68,7 @@ def embed(
     from .embeddings.table.files import check_vectors_file
 
     if out is not None:
-        check_vectors_file(Path(out))
+        check_vectors_file(Path(path_text(out, "out is a file")))
     refused = {name: why for name, why in FROM_SHELL.items() if name != "out"}
     refused |= {"index": "the embeddings have .save_index(FILE)"}
     given = given_images(images, options.get("every"))
@@ -111,7 +111,7 @@ def compare(first: Result | str | Path, second: Result | str | Path, /, *, figur
 
     def side(which: Result | str | Path) -> Path | Side:
         if not isinstance(which, Result):
-            return Path(which)
+            return Path(path_text(which, "a result is one of excb.evaluate or a file"))
         if not isinstance(which.scored, Paired):
             raise UserError(f"the result of {which.name} has no score for each image: it cannot be compared")
         return Side(which.name, which.record, which.scored)
@@ -149,19 +149,24 @@ def reproduce(
     from .reproduce.options import ReproduceOptions
 
     several = data.items() if isinstance(data, Mapping) else [("", data)]
-    named = [f"{name and name + '='}{os.fspath(place)}" for name, place in several]
+    takes = "data is a folder or a named set, or several by name"
+    named = [f"{name and name + '='}{path_text(place, takes)}" for name, place in several]
     refused = {name: why for name, why in FROM_SHELL.items() if name != "out"} | {"list": "use the command excb-eval"}
-    results = options.pop("out", None)
+    results = None if (out := options.pop("out", None)) is None else Path(path_text(out, "out is a folder"))
     chosen = of_values(
         ReproduceOptions, {"what": what, "data": named, "ckpt": ckpt, **options}, owner="reproduce", refused=refused
     )
     reporter = Reporter(quiet=quiet or not is_rank0())
     with joined(chosen.device, stay=True) as device:
-        return check_claims(chosen, device, reporter, results=None if results is None else Path(results))
+        return check_claims(chosen, device, reporter, results=results)
 
 
 def leaderboard(
-    results: Sequence[Result | str | Path], /, *, out: str | Path | None = None, claims: Sequence[str | Path] = ()
+    results: "Result | str | Path | Sequence[Result | str | Path]",
+    /,
+    *,
+    out: str | Path | None = None,
+    claims: Sequence[str | Path] = (),
 ) -> "Leaderboard":
     """Results beside published figures, ranked within one protocol only, as `excb-eval leaderboard` makes them.
 
@@ -175,9 +180,12 @@ def leaderboard(
     """
     from .leaderboard.making import make
 
-    place = None if out is None else Path(out)
-    given = [each.record if isinstance(each, Result) else Path(each) for each in results]
-    made = make(given, claims=list(map(Path, claims)), out=place)
+    place = None if out is None else Path(path_text(out, "out is a folder"))
+    takes = "results are a list of results, files and folders"
+    several = [results] if isinstance(results, str | os.PathLike | Result) else results
+    require(isinstance(several, Sequence), f"{takes}, not {in_short(results)}")
+    given = [each.record if isinstance(each, Result) else Path(path_text(each, takes)) for each in several]
+    made = make(given, claims=list(map(Path, path_texts(claims, "claims are files"))), out=place)
     if place is not None:
         made.save(place)
     return made

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from excb.console import Reporter
-from excb.errors import UserError, is_rank0
+from excb.errors import UserError, is_rank0, path_text
 from excb.results.result import interval_text
 
 from . import protocols
@@ -154,7 +154,7 @@ def evaluate(
 
     entry = protocols.protocol_named(protocol)
     if not isinstance(ckpt, nn.Module):
-        ckpt = os.fspath(ckpt)
+        ckpt = path_text(ckpt, "a network is a name, a path, a Backbone or an nn.Module")
     elif entry.labels == "boxes":
         raise UserError(f"{protocol} builds a detector on a checkpoint: save the network, and name its file or folder")
     else:

@@ -9,7 +9,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from excb.errors import UserError, nearest_name
+from excb.errors import UserError, in_short, nearest_name, require
 
 from .protocol import Family, FigureKind, Protocol
 
@@ -55,6 +55,7 @@ _TOP = re.compile(r"(\w+)_top([15])")  # accuracies of any family, also those th
 
 def protocol_named(name: str) -> Protocol:
     """The protocol of that name. Raises UserError if there is none."""
+    require(isinstance(name, str), f"a protocol is one name, such as knn, not {in_short(name)}")
     if name not in PROTOCOLS:
         close = nearest_name(name, PROTOCOLS)
         raise UserError(f"no protocol is called {name!r}{close} (there are {', '.join(PROTOCOLS)})")

@@ -44,12 +44,13 @@ _CITATION = """\
 ```"""
 
 
-def card(source: Checkpoint | Path, results: Sequence[ResultRecord]) -> str:
+def card(source: Checkpoint | Path, results: Sequence[ResultRecord], *, place: str | None = None) -> str:
     """The model card of a checkpoint: what its files record and what was measured on it.
 
     Args:
         source: a row of the catalogue, or an exported folder, which records the recipe as well.
         results: measured on its weights.
+        place: where `excb.load` finds what is in no repository yet; by default it is found by its name.
 
     Raises:
         UserError: the folder is not an exported one.
@@ -69,7 +70,7 @@ def card(source: Checkpoint | Path, results: Sequence[ResultRecord]) -> str:
         f"{encoder} {cell(checkpoint.note)}".rstrip(),
         *([f"**Not tested.** The self-test was not run before publishing: {cell(untested)}"] if untested else []),
         "## Load",
-        _loading(checkpoint),
+        _loading(checkpoint, place, student=facts.get("network") == "student"),
         _images(checkpoint.preprocessing),
         "## Training",
         markdown_table(["what", "value"], [*_training(checkpoint, facts), *_recipe_values(facts.get("recipe") or {})]),
@@ -171,9 +172,10 @@ def _is_timms(checkpoint: Checkpoint) -> bool:
     return checkpoint.architecture.timm_name is not None or name in TORCHVISION
 
 
-def _loading(checkpoint: Checkpoint) -> str:
+def _loading(checkpoint: Checkpoint, kept_at: str | None, *, student: bool) -> str:
     place = next((each for each in checkpoint.locations if each.startswith(HUB)), None)
-    lines = [f"excb.load({json.dumps(place or checkpoint.name)})"]
+    network = ', network="student"' if student else ""
+    lines = [f"excb.load({json.dumps(place or kept_at or checkpoint.name)}{network})"]
     if place and _is_timms(checkpoint):
         lines.append(f"timm.create_model({json.dumps(place)}, pretrained=True)")
     if place and checkpoint.architecture.name in TORCHVISION:

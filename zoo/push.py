@@ -134,7 +134,7 @@ def package(
         entry = _entry(row, backbone, measured, name=target.name, licence=licence, sha256=sha256)
         if repo is not None:
             entry = replace(entry, locations=(f"hf-hub:{repo}@{revision}",))
-        _describe(unfinished, entry, measured, untested, repo=repo)
+        _describe(unfinished, entry, measured, untested, repo=repo, place=f"./{target.name}")
     return entry, revision
 
 
@@ -233,8 +233,9 @@ def _describe(
     untested: str | None,
     *,
     repo: str | None,
+    place: str,
 ) -> None:
-    """Add the row to config.json, and write results, for the hub too, and card."""
+    """Add the row to config.json, and write results, for the hub too, and card, with `place` where there is no repo."""
     config = exported.read_config(folder)
     block = config["excb"]
     block["checkpoint"] = entry.to_dict()
@@ -246,4 +247,4 @@ def _describe(
         result.write(folder / exported.RESULTS / f"{name}.json")
         if (entries := eval_results(result, repo=repo)) is not None:
             write_text(entries, folder / exported.EVAL_RESULTS / f"{name}.yaml")
-    write_text(card(folder, list(results.values())), folder / exported.CARD)
+    write_text(card(folder, list(results.values()), place=place), folder / exported.CARD)

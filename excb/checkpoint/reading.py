@@ -38,6 +38,15 @@ def read(path: Path, *, network: Which = "teacher", allow: Collection[str] = (),
     return stored
 
 
+def require_path(path: Path) -> None:
+    """Raise UserError where nothing is at a path."""
+    if not path.exists():
+        hub = f"; the Hugging Face Hub's is hf-hub:{path}" if re.fullmatch(r"[\w-]+/[\w.-]+", str(path)) else ""
+        raise UserError(
+            f"no checkpoint {path}: name a run folder, a checkpoint file or an exported folder{nearest_path(path)}{hub}"
+        )
+
+
 def _read(path: Path, network: Which, *, allow: Collection[str], heads: bool) -> Stored:
     if network not in ("teacher", "student"):
         raise UserError(f"network is 'teacher' or 'student', not '{network}'")
@@ -55,11 +64,7 @@ def _read(path: Path, network: Which, *, allow: Collection[str], heads: bool) ->
         if newest is None:
             raise UserError(f"no checkpoint in {path}: name a run folder, a checkpoint file or an exported folder")
         return _from_run(*_evaluated(*newest), network)
-    if not path.exists():
-        hub = f"; the Hugging Face Hub's is hf-hub:{path}" if re.fullmatch(r"[\w-]+/[\w.-]+", str(path)) else ""
-        raise UserError(
-            f"no checkpoint {path}: name a run folder, a checkpoint file or an exported folder{nearest_path(path)}{hub}"
-        )
+    require_path(path)
     try:
         return _from_run(path, run_checkpoint.read_run_checkpoint(path), network)
     except run_checkpoint.DamagedFileError as error:

@@ -9,7 +9,7 @@ import torch
 from PIL import Image
 from torch import Tensor, nn
 
-from excb.errors import UserError, first_line, require
+from excb.errors import UserError, first_line, in_short, require
 from excb.hub.backbone import Backbone, Entry
 from excb.images.picture import Picture, as_channels
 from excb.networks.architecture import Architecture
@@ -74,7 +74,7 @@ def adopt(model: object) -> Backbone:
         )
         return model
     if not isinstance(model, nn.Module):
-        raise UserError(f"ckpt is a name, a path, a Backbone or an nn.Module, not a {type(model).__name__}")
+        raise UserError(f"a network is a name, a path, a Backbone or an nn.Module, not {in_short(model)}")
     transform = getattr(model, "transform", None)
     if not callable(transform):
         raise UserError(

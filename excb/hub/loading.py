@@ -92,6 +92,12 @@ def read(name: str | os.PathLike[str], *, network: Which = "teacher", heads: boo
     return _read(name, network=network, heads=heads)[0]
 
 
+def require_known(name: str | os.PathLike[str]) -> None:
+    """Raise UserError for a name that leads to nothing. Of what would be fetched, nothing is asked for."""
+    if (path := resolve(name).path) is not None:
+        reading.require_path(path)
+
+
 def obtain(name: str | os.PathLike[str], *, network: Which = "teacher") -> Path:
     """The local path of the checkpoint that a name leads to, fetched and imported first if needed.
 

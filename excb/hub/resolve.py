@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from excb.errors import UserError, nearest_name, nearest_path, require
+from excb.errors import UserError, nearest_name, nearest_path, path_text, require
 from excb.hub.catalogue import CONFIG, Checkpoint, bundled_folder, checkpoints, find, find_at, find_built_in, names
 from excb.remote import byte_ranges
 from excb.remote.home import folder_of, home
@@ -39,9 +39,9 @@ def resolve(name: str | os.PathLike[str], *, network: Literal["teacher", "studen
         UserError: there is no such name, or it has no weights.
     """
     if not isinstance(name, str):  # a path, or a run
-        require(isinstance(name, os.PathLike), f"a checkpoint is a name, a path or a run, not {name!r}")
-        path = Path(name)
+        path = Path(path_text(name, "a checkpoint is a name, a path or a run"))
         return Resolved(str(path), path)
+    require(bool(name.strip()), "the name of the checkpoint is empty: name one (is a shell variable unset?)")
     if name.startswith(WEB):
         digest = hashlib.sha256(f"{network} {name}".encode(errors="surrogatepass")).hexdigest()
         folder = folder_of(f"web-{digest[:16]}")

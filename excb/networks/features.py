@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
+from numbers import Integral
 from typing import Any, Literal, cast
 
 import torch
@@ -14,7 +15,7 @@ from torch.utils.data import DataLoader, Dataset
 from excb.console import plural
 from excb.distributed.machine import start_copy, to_device
 from excb.distributed.workers import follow_parent, watch_workers
-from excb.errors import require
+from excb.errors import in_short, require
 from excb.images.decoding import BrokenImageError
 from excb.images.image_set import Images
 from excb.images.picture import Picture, is_picture
@@ -226,6 +227,11 @@ def embed_images(
     Raises:
         UserError: there is no image, or one that cannot be read.
     """
+    require(
+        is_picture(images) or isinstance(images, Iterable),
+        f"images are PIL images, arrays or files, not {in_short(images)}",
+    )
+    require(isinstance(batch, Integral) and batch >= 1, f"batch is a number of images, not {in_short(batch)}")
     several = iter([images] if is_picture(images) else cast("Iterable[Picture]", images))
     rows, passed = list[Tensor](), None
     while part := list(islice(several, batch)):

@@ -63,6 +63,7 @@ def run(options: argparse.Namespace) -> int:
     if options.no_pilots and (tried := _only_for_trying(options)):
         raise UserError(f"{tried} says what to try: leave --no-pilots out")
     from excb.distributed.machine import choose_device
+    from excb.hub.loading import require_known
     from excb.sources.opening import training_images
 
     from ..data.hub_stream import refuse_stream
@@ -71,6 +72,8 @@ def run(options: argparse.Namespace) -> int:
     from ..training.pixels import with_their_pixels
 
     refuse_stream(options.data, "choose")
+    for name in options.networks or ():  # a mistake is reported before anything is measured
+        require_known(name)
     reporter = reporter_of(options)
     settings = DataSettings(range=options.range)
     images = with_their_pixels(training_images(options.data, options.list, reporter.note), settings, reporter)
@@ -110,7 +113,7 @@ def _experiment(
     from excb.distributed.workers import worker_count
     from excb.files import json_text
     from excb.files.atomic import write_text
-    from excb.hub.resolve import networks_here, resolve
+    from excb.hub.resolve import networks_here
     from excb.images.pixels import pixels_of
     from excb.images.scanning import refuse_among
     from excb.images.survey import with_pixels
@@ -125,8 +128,6 @@ def _experiment(
     from ..choosing.sample import FEWEST, draw_images
     from ..training.statistics import measured
 
-    for name in options.networks or ():  # a mistake is reported before anything is measured
-        resolve(name)
     pixels, labelled = pixels_of(images), None
     if options.labels is not None:
         table = LabelTable.read(options.labels, Path(options.data or options.labels.parent), options.labels.parent)

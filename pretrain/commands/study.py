@@ -69,8 +69,8 @@ def run(options: argparse.Namespace) -> int:
     # Mistakes are reported before torch loads, which takes seconds.
     selected.select(cells)
     base = overrides.apply(overrides.find_recipe(BASE), options.overrides)
-    for setting in Tuning(tuple(options.tune)).settings:
-        overrides.apply(base, setting)
+    selected.refuse_values_without_effect(options.overrides)
+    Tuning(tuple(options.tune)).check(selected, base)
     from ..data.hub_stream import refuse_stream
     from ..study.runner import run_study
 

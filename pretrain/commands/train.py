@@ -71,18 +71,20 @@ def dry_run_here(options: argparse.Namespace, recipe: Recipe) -> int:
     from ..data.hub_stream import refuse_stream
     from ..plan.plan import plan_run, print_plan_report
     from ..run.run_folder import extended, newest_step, refuse_folder, stored_recipe
+    from ..training.judging import check_references
     from ..training.pixels import with_their_pixels
     from ..training.start import check_run, complete_recipe
 
     refuse_stream(options.data, "--dry-run")
     reporter, place = reporter_of(options), place_of(options)
+    check_references(options.against)
     begun, images = place.folder / RECIPE, training_images(options.data, options.list, reporter.note)
     images = with_their_pixels(images, recipe.data, reporter, begun=begun)
     if not recipe.adopts:
         recipe = fit_channels(recipe, pixels_of(images).channels)
     if options.extend is not None:
         _, recipe = extended(recipe, stored_recipe(place.folder), place, options.extend)
-    check_run(recipe, images)
+    check_run(recipe, images, begun=begun)
     recipe = complete_recipe(recipe, images, reporter.note, begun=begun)
     refuse_folder(place, recipe, images, extends=options.extend is not None)
     report = plan_run(recipe, options.gpus, images, measure="step", gpu=None, reporter=reporter)  # builds the network

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from excb.errors import UserError, nearest_name
+from excb.errors import UserError, in_short, nearest_name, require
 
 
 @dataclass(frozen=True)
@@ -35,6 +35,7 @@ GPUS = {gpu.name: gpu for gpu in _ALL}
 
 def find_gpu(name: str) -> Gpu:
     """The GPU of a name. Raises UserError if none is called so."""
+    require(isinstance(name, str), f"a device is the name of a GPU, such as h100, not {in_short(name)}")
     key = name.lower().replace(" ", "")
     if key not in GPUS:
         raise UserError(f"--device {name}: no GPU is called so{nearest_name(key, GPUS)} (it knows {', '.join(GPUS)})")

@@ -44,6 +44,8 @@ MEANINGS = {
     "score": "chooses the best epoch",
 }
 
+OF_TRAINING = ("processes", "peak_memory", "environment")  # facts of a report that are of the process that trained
+
 
 @dataclass
 class Progress:
@@ -52,6 +54,7 @@ class Progress:
     step: int = 0
     seconds: float = 0.0
     images: int = 0  # seen so far, for images per second
+    peak_memory: int = 0  # in bytes, of the processes that trained so far (`peak_memory`)
     best: dict[str, Any] | None = None  # the epoch with the highest score
     last: dict[str, Any] | None = None  # the newest epoch's figures
     health: dict[str, Any] = field(default_factory=dict)  # `AlarmState` as a dict
@@ -92,7 +95,7 @@ def run_report(
         "seconds": round(progress.seconds, 1),
         "images_per_second": round(progress.images_per_second, 1),
         "processes": world_size(),
-        "peak_memory": peak_memory(device),
+        "peak_memory": max(progress.peak_memory, peak_memory(device)),
         "broken_images": broken,
         "checkpoint": _checkpoint(progress.step),
         "last": progress.last,
@@ -104,8 +107,20 @@ def run_report(
     }
 
 
+def kept_facts(new: dict[str, Any], before: dict[str, Any]) -> dict[str, Any]:
+    """A new report of a run that was finished before this process: the facts of the process that trained are kept."""
+    return new | {name: before[name] for name in OF_TRAINING if type(before.get(name)) is type(new[name])}
+
+
 def sum_up(
-    progress: Progress, recipe: Recipe, reporter: Reporter, *, device: torch.device, place: object, table: bool
+    progress: Progress,
+    recipe: Recipe,
+    reporter: Reporter,
+    *,
+    report: dict[str, Any],
+    device: torch.device,
+    place: object,
+    table: bool,
 ) -> None:
     """Print the last epoch's figures, the time taken, and where the run is."""
     if table:
@@ -114,12 +129,13 @@ def sum_up(
         reporter.table(f"{recipe.name}, seed {recipe.run.seed}", ["last epoch", "", ""], rows)
     if warning := _empty_before_balancing(progress, recipe.method.clusters):
         reporter.warn(warning)
-    several = world_size() > 1
-    where = f"{world_size()} x {device.type}" if several else device.type
+    processes = report["processes"]
+    several = processes > 1
+    where = f"{processes} x {device.type}" if several else device.type
     parts = [
         f"{plural(progress.step, 'step')} in {duration(progress.seconds)}",
         f"{progress.images_per_second:,.0f} images/s on {where}",
-        f"{peak_memory(device) / 2**30:.1f} GiB{' a process' if several else ''} at most",
+        f"{report['peak_memory'] / 2**30:.1f} GiB{' a process' if several else ''} at most",
     ]
     if progress.best is not None:
         loaded = "" if progress.start is None else ", which is what loading the run gives"

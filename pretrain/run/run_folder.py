@@ -35,6 +35,7 @@ PRECISIONS = ("fp32", "bf16", "fp16", "fp64")  # that a run may be in; its recip
 # What may change between two starts of a run, because no weight depends on it.
 LENGTH = ("optim.epochs", "optim.restarts")  # what `--extend` changes
 RESUMABLE_CHANGES = ("efficiency", "monitor", "run.save_epochs", "run.save_steps", "run.keep", "run.log_steps")
+MEASURING = ("monitor.images", "monitor.share", "monitor.k")  # these affect figures, though not the weights
 
 
 class RunFolder:
@@ -103,9 +104,10 @@ class RunFolder:
             self._mirror.receive()
         if extends:
             self._reopen(recipe.steps_per_epoch(len(images)))
-        recipe, begun_in = _spelt_as_stored(recipe, self._stored())
-        begun = {"excb_version": __version__, "recipe": recipe.to_dict(), "data": data, "begun_in": begun_in}
-        json_text.write_json(begun, file)
+        if not self.reported():
+            recipe, begun_in = _spelt_as_stored(recipe, self._stored())
+            begun = {"excb_version": __version__, "recipe": recipe.to_dict(), "data": data, "begun_in": begun_in}
+            json_text.write_json(begun, file)
         if self._mirror is not None:
             self._mirror.claim(RECIPE)
 
@@ -221,10 +223,23 @@ class RunFolder:
         """Write `report.json`."""
         json_text.write_json(figures, self.path / REPORT)
 
+    def reported(self) -> dict[str, Any]:
+        """The report of the finished run that the folder holds; empty where there is none."""
+        return finished_report(self.path)
+
 
 def stored_recipe(folder: Path) -> bytes | None:
     """The `recipe.json` of a folder whose run has come to results, else None."""
     return read_bytes(folder / RECIPE) if _has_trained(folder) else None
+
+
+def finished_report(folder: Path) -> dict[str, Any]:
+    """The `report.json` of a folder's newest checkpoint, thus of a finished run; empty where there is none."""
+    try:
+        report = json_text.parse(read_bytes(folder / REPORT))
+        return dict(report) if report["steps"] == newest_step(folder) else {}
+    except (OSError, ValueError, LookupError, TypeError):  # changed by hand: it is written anew
+        return {}
 
 
 def newest_step(folder: Path) -> int:
@@ -294,7 +309,11 @@ def refuse_other_run(folder: Path, recipe: Recipe, data: dict[str, Any], *, exte
         UserError: the folder belongs to a run with another recipe or other images.
     """
     if _has_trained(folder):
-        _refuse_others(read_bytes(folder / RECIPE), recipe, data, os.fspath(folder), extends=extends)
+        text = read_bytes(folder / RECIPE)
+        _refuse_others(text, recipe, data, os.fspath(folder), extends=extends)
+        finished = bool(finished_report(folder)) and not extends
+        if finished or recipe.measures_start:
+            _refuse_other_figures(text, recipe, os.fspath(folder), finished=finished)
 
 
 def _has_trained(folder: Path) -> bool:
@@ -345,6 +364,16 @@ def _refuse_others(text: str | bytes, recipe: Recipe, data: dict[str, Any], plac
         advice=f"use the {plural(old_images, 'image')} of {old_root} again, or choose another --out "
         f"(init={place} takes its weights)",
     )
+
+
+def _refuse_other_figures(text: bytes, recipe: Recipe, place: str, *, finished: bool) -> None:
+    """Refuse to measure in another way than before what is compared with it."""
+    old, new = completed(json_text.parse(text)["recipe"])["monitor"], recipe.all_values()["monitor"]
+    names = [name for name in MEASURING if old[(field := name.partition(".")[2])] != new[field]]
+    if names:
+        was = " ".join(f"{name}={old[name.partition('.')[2]]}" for name in names)
+        measured = "the run is finished, and its figures were" if finished else "the start of the run was"
+        raise UserError(f"{place}: {measured} measured with {was}: repeat that, or choose another --out")
 
 
 def _spelt_as_stored(recipe: Recipe, text: str | bytes | None) -> tuple[Recipe, str]:

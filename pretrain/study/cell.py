@@ -38,13 +38,12 @@ from ..initialise import build_model
 from ..loop import run_training
 from ..recipe import Recipe
 from ..run.monitor import KNN_TEMPERATURE, Monitor
-from ..run.run_folder import RESUMABLE_CHANGES, recipe_differences
+from ..run.run_folder import MEASURING, RESUMABLE_CHANGES, recipe_differences
 from ..run.sets import ImageSets
 
 SCHEMA, FILE = 1, "cell.json"
 K = 20  # neighbours of the k-NN figure
 QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)  # of the relative cluster sizes
-MEASURING = ("monitor.images", "monitor.share", "monitor.k")  # these affect figures, though not the weights
 ROWS = 4096  # features whose similarities to all centroids are in memory at once
 
 

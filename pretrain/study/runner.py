@@ -20,6 +20,7 @@ from ..initialise import adopted
 from ..recipe import Recipe
 from ..run.run_folder import DIVERGED
 from ..run.sets import ImageSets, find_sets, with_one_mapping
+from ..training.start import check_run
 from . import figures
 from .cell import CellRun, run_cell
 from .studies import BASE, Study, StudyCell
@@ -202,6 +203,7 @@ def run_study(
     jobs = grid.jobs([grid.planned(cell) for cell in selected], seeds)
     jobs = list({job.folder: job for job in (*trials, *jobs)}.values())
     left = grid.unfinished(jobs)
+    _refuse_cells([job for job in left if job.cell not in REFERENCES], sets)
     if dry_run:
         _print_plan(grid, jobs, left, reporter, as_json=as_json)
         return 0
@@ -236,6 +238,19 @@ def run_study(
             f"{len(failed)} of {plural(len(left), 'cell')} failed ({', '.join(failed)}): the same command retries them"
         )
     return USER_ERROR if failed else 0
+
+
+def _refuse_cells(jobs: Sequence[CellRun], sets: ImageSets) -> None:
+    """Refuse cells that their runs would refuse, before others take time."""
+    refused: dict[str, str] = {}
+    for job in jobs:
+        try:
+            check_run(job.recipe, sets.train)
+        except UserError as error:
+            refused[job.cell] = str(error)
+    for cell, message in refused.items():
+        all_alike = set(refused.values()) == {message} and refused.keys() == {job.cell for job in jobs}
+        raise UserError(message if all_alike else f"cell {cell}: {message}; or leave it out with --cells")
 
 
 def _run(left: Sequence[CellRun], grid: StudyGrid, reporter: Reporter) -> tuple[int, list[str]]:

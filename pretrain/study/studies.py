@@ -56,6 +56,16 @@ class Study:
                 )
         return [cell for cell in self.cells if names is None or cell.name in names]
 
+    def refuse_values_without_effect(self, words: Sequence[str]) -> None:
+        """Raise UserError if an override for all cells is of a field that each of them sets itself."""
+        for word in words:
+            name = word.partition("=")[0]
+            if all(any(own.startswith(f"{name}=") for own in cell.overrides) for cell in self.cells):
+                raise UserError(
+                    f"{word} would change no cell: study {self.name} compares {name}: leave it out, or name "
+                    "cells with --cells"
+                )
+
 
 BATCHES = (16, 64, 256)
 CLUSTERS = (16, 32, 64, 128, 256)

@@ -52,7 +52,12 @@ class EpochEnd:
                     f"{field} names other images than the start of this run was measured on: name the same again, or "
                     "choose another --out"
                 )
-            if changed == TARGET:
+            if self._state.finished:
+                raise UserError.on_all_ranks(
+                    f"the run is finished, and {field} names other images than its figures are of: name the same "
+                    "again, or measure its checkpoints on others with excb-eval"
+                )
+            if changed == TARGET and progress.best is not None:
                 self._reporter.note("monitor.data has changed: the best epoch is chosen anew")
                 progress.best = None
         progress.gauges = now

@@ -16,9 +16,7 @@ from excb.console import Reporter
 from excb.distributed.collectives import all_succeed, broadcast, run_on_rank0
 from excb.distributed.signals import StopRequest
 from excb.errors import UserError, require
-from excb.files import json_text
-from excb.files.foreign import read_bytes
-from excb.files.run_files import REPORT, read_metrics
+from excb.files.run_files import read_metrics
 from excb.hub import loading
 from excb.hub.backbone import Backbone
 from excb.inference.estimate import Estimate
@@ -31,6 +29,7 @@ from excb.references.untrained import estimate_batchnorm, evenly_spread
 from ..initialise import build_model, start_from
 from ..run.gain import SOURCE, TARGET, Adapted, Gain
 from ..run.monitor import MeasurementStoppedError, Monitor, NetworkFigures
+from ..run.run_folder import finished_report
 from ..run.taught import NetworkCost, measure_cost
 from ..verdict import (
     FIGURES,
@@ -91,13 +90,14 @@ def verdict(
     Raises:
         StoppedError: the run was asked to stop meanwhile; nothing has changed.
     """
-    known, margins = run_on_rank0(lambda: _known(folder, state.progress.step))
+    known, margins, costs = run_on_rank0(lambda: _known(folder, state.progress.step))
     compare = _Comparison(state, measured.monitor, reporter, stop, folder)
     if RUN not in known:
         known = compare.usual()
         if START in known and state.progress.start is not None:
             known |= compare.with_original()
-    costs = compare.costs()
+    if not costs.keys() >= state.teaching.by_name().keys():
+        costs = compare.costs()
     for name, teacher in state.teaching.by_name().items():
         if name not in known:
             known |= compare.with_teacher(name, teacher)
@@ -163,17 +163,18 @@ def _adapted(state: RunState, measured: EpochEnd) -> Adapted | None:
     return Adapted(gains, best["epoch"], best["step"], progress.measurements, progress.ended)
 
 
-def _known(folder: Path | None, step: int) -> tuple[Figures, dict[str, float]]:
-    """Figures and margins of the run's report, if it is of this step; empty where there is none."""
+def _known(folder: Path | None, step: int) -> tuple[Figures, dict[str, float], dict[str, NetworkCost]]:
+    """Figures, margins and costs of the run's report, if it is of this step; empty where there is none."""
     assert folder is not None
+    stored: RunVerdict | None
     try:
-        report = json_text.parse(read_bytes(folder / REPORT))
-        if report["steps"] != step:
-            return {}, {}
+        report = finished_report(folder)
         stored = RunVerdict.from_dict(report["verdict"])
-    except (OSError, ValueError, LookupError, TypeError, AttributeError):
-        return {}, {}  # of a version without verdicts, or changed by hand: measured anew
-    return {RUN: stored.figures} | stored.references, stored.margins
+    except (ValueError, LookupError, TypeError, AttributeError):
+        report, stored = {}, None  # not finished, of a version without verdicts, or changed by hand: measured anew
+    if stored is None or report["steps"] != step:
+        return {}, {}, {}
+    return {RUN: stored.figures} | stored.references, stored.margins, stored.costs
 
 
 class _Comparison:

@@ -1,6 +1,6 @@
 """The start of a run: refuse what cannot train, then build a new run or restore an unfinished one."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +10,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from excb.console import Reporter
 from excb.distributed.collectives import all_succeed, broadcast, run_on_rank0, world_size
 from excb.errors import UserError
+from excb.hub import loading
 from excb.hub.backbone import Backbone
 from excb.images import jpeg
 from excb.images.image_set import CodedImages
@@ -21,7 +22,7 @@ from ..channels import fit_channels
 from ..data.feed import BatchFeed
 from ..data.stream_images import StreamImages
 from ..data.stream_order import reader_count
-from ..initialise import adopted, build_model, check_backbone, start_from
+from ..initialise import adopted, begun_values, build_model, check_backbone, start_from
 from ..recipe import Recipe
 from ..run.journal import EpochStatistics
 from ..run.progress import Progress
@@ -33,14 +34,24 @@ from .state import RunState
 from .statistics import measured
 
 
-def check_run(recipe: Recipe, images: CodedImages | StreamImages) -> None:
-    """Refuse what cannot make a run.
+def check_run(
+    recipe: Recipe, images: CodedImages | StreamImages, *, begun: Path | None = None, given: Collection[str] = ()
+) -> None:
+    """Refuse what cannot make a run; names that lead to nothing come first.
+
+    Args:
+        recipe: as the command line makes it.
+        images: to train on.
+        begun: the `recipe.json` of the same run, if it was started before: it needs the checkpoint of `init` no more.
+        given: teachers that are in memory.
 
     Raises:
-        UserError: there are too few images, or batch, processes and micro-batches do not fit each other, or k-means
-            would have too few views or images, or there is no backbone to adapt or teacher to learn from, or it does
-            not exist or cannot take the views' sizes, or the decoder is not installed.
+        UserError: a network's name leads to nothing; or there are too few images, or batch, processes and micro-batches
+            do not fit each other, or k-means would have too few views or images, or there is no backbone to adapt or
+            teacher to learn from, or it does not exist or cannot take the views' sizes, or the decoder is not
+            installed.
     """
+    _require_known_names(recipe, begun, given)
     if recipe.efficiency.decoder != "nvjpeg":  # which depends on the device
         jpeg.require_installed(recipe.efficiency.decoder)
     if recipe.adapt.active and recipe.init is None:
@@ -66,6 +77,15 @@ def check_run(recipe: Recipe, images: CodedImages | StreamImages) -> None:
         check_backbone(recipe)
     if isinstance(images, StreamImages):
         reader_count(images, recipe.optim.batch, world_size())
+
+
+def _require_known_names(recipe: Recipe, begun: Path | None, given: Collection[str]) -> None:
+    names = list(recipe.distil.teachers)
+    if recipe.init is not None and begun_values(begun, recipe.init) is None:
+        names.append(recipe.init)
+    for name in names:
+        if name not in given:
+            loading.require_known(name)
 
 
 def complete_recipe(

@@ -8,6 +8,7 @@ import torch
 
 from excb.console import Reporter
 from excb.distributed.collectives import rank
+from excb.distributed.machine import peak_memory
 from excb.errors import UserError, first_line
 from excb.images.image_set import Images, clipped_ledger, clipped_of, ledger_of, share_clipped
 from excb.images.pixels import pixels_of
@@ -18,7 +19,7 @@ from ..data.feed import BatchFeed
 from ..recipe import Recipe
 from ..run.journal import EpochStatistics
 from ..run.progress import Progress
-from ..run.run_folder import facts_of_images, numerics, numerics_changed
+from ..run.run_folder import MEASURING, facts_of_images, numerics, numerics_changed
 from ..step import Trainer, state_tensors
 from .teaching import Teaching
 
@@ -42,6 +43,12 @@ class RunState:
         return self.progress.step / self.trainer.schedules.steps_per_epoch
 
     @property
+    def finished(self) -> bool:
+        """Whether no step and no epoch's figures are left."""
+        all_done = self.progress.step >= self.trainer.schedules.steps or self.progress.ended is not None
+        return all_done and not self.statistics.complete
+
+    @property
     def ledger(self) -> Ledger:
         """All that was left out of the images or is doubted in them; of all ranks once `share_clipped` was called."""
         return ledger_of(self.images) + clipped_ledger(self.images) + self.broken.ledger
@@ -49,7 +56,7 @@ class RunState:
     def contents(self) -> dict[str, Any]:
         """The contents of a checkpoint, on rank 0; empty on other ranks, which all call it too.
 
-        Nothing but `arithmetic` depends on the number of ranks.
+        Nothing but `arithmetic`, `seconds` and `peak_memory` depends on the number of ranks.
         """
         recipe, progress = self.recipe, self.progress
         statistics, stream = self.statistics.state(), self.feed.stream_state(progress.step)
@@ -72,6 +79,7 @@ class RunState:
             **({} if clipped is None else {"clipped": torch.tensor(clipped.indices)}),
             "seconds": progress.seconds,
             "images": progress.images,
+            "peak_memory": max(progress.peak_memory, peak_memory(self.trainer.device)),
             "best": progress.best,
             "last": progress.last,
             "health": progress.health,
@@ -105,6 +113,7 @@ class RunState:
                 clipped.add(contents["clipped"].tolist())
             stored = contents.keys() & Progress.__dataclass_fields__.keys()  # older checkpoints hold fewer
             self.progress = Progress(**{name: contents[name] for name in stored})
+            self._follow_monitor(contents["recipe"]["monitor"], reporter)
         except torch.OutOfMemoryError:
             raise
         except (AttributeError, LookupError, TypeError, ValueError, RuntimeError) as error:
@@ -114,6 +123,14 @@ class RunState:
             ) from None
         if changed := numerics_changed(contents.get("arithmetic", {}), numerics(self.trainer.device)):
             reporter.note(changed)
+
+    def _follow_monitor(self, before: dict[str, Any], reporter: Reporter) -> None:
+        """Choose the best epoch anew if the monitor's figures are measured in another way from now on."""
+        now = self.recipe.all_values()["monitor"]
+        names = [name for name in MEASURING if before.get(field := name.partition(".")[2], now[field]) != now[field]]
+        if names and self.progress.best is not None:
+            self.progress.best = None
+            reporter.note(f"{' and '.join(names)} changed: the best epoch is chosen anew, from the next one on")
 
     def not_finite(self) -> str | None:
         """Name of a model tensor that holds NaN or infinity, if there is one."""

@@ -245,6 +245,59 @@ def test_a_finished_run_says_so_and_changes_nothing(
     assert_same(before, newest(finished))
 
 
+def test_repeating_a_finished_run_keeps_the_facts_of_the_process_that_trained(
+    images: Path, finished: Path, tmp_path: Path
+) -> None:
+    run = Path(shutil.copytree(finished, tmp_path / "run"))
+    report = json.loads((run / "report.json").read_text())
+    environment = report["environment"] | {"torch": "2.11.0"}
+    written = report | {"peak_memory": 12345, "processes": 4, "environment": environment}
+    (run / "report.json").write_text(json.dumps(written))
+    recipe = (run / "recipe.json").read_bytes()
+    assert pretrain(images, run, "efficiency.workers=1", "run.keep=1") == 0
+    assert json.loads((run / "report.json").read_text()) == written
+    assert (run / "recipe.json").read_bytes() == recipe
+
+
+def test_peak_memory_is_of_all_processes_of_a_run(images: Path, tmp_path: Path) -> None:
+    assert pretrain(images, tmp_path, "optim.epochs=1") == 0
+    file = run_checkpoint.in_run(tmp_path)[0]
+    contents = run_checkpoint.read_run_checkpoint(file)
+    assert 2**20 < contents["peak_memory"] < 2**40
+    kept = {name: value for name, value in contents.items() if name not in ("format", "version")}
+    run_checkpoint.write_run_checkpoint(kept | {"peak_memory": 2**50}, file)
+    recipe = apply(find_recipe("quickstart"), [*OVERRIDES, "optim.epochs=1"])
+    code = loop.run_training(recipe, scan_folder(images), tmp_path, Reporter(quiet=True), table=False, extend=1)
+    assert code == 0
+    assert json.loads((tmp_path / "report.json").read_text())["peak_memory"] == 2**50
+
+
+def test_a_finished_run_is_not_measured_otherwise(
+    images: Path, finished: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = Path(shutil.copytree(finished, tmp_path / "run"))
+    before = {file.name: file.read_bytes() for file in run.iterdir() if file.suffix == ".json"}
+    assert "measured with monitor.k=3" in refused(capsys, *command(images, run, "monitor.k=2"))
+    assert "measured with monitor.k=3" in refused(capsys, *command(images, run, "monitor.k=2", "--dry-run"))
+    assert "monitor.data names other images" in refused(capsys, *command(images, run, f"monitor.data={images}"))
+    assert {file.name: file.read_bytes() for file in run.iterdir() if file.suffix == ".json"} == before
+
+
+def test_a_run_that_resumes_with_another_k_chooses_its_best_epoch_anew(
+    images: Path, finished: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = Path(shutil.copytree(finished, tmp_path / "run"))
+    file = run_checkpoint.in_run(run)[0]
+    kept = {name: value for name, value in newest(run).items() if name not in ("format", "version")}
+    run_checkpoint.write_run_checkpoint(kept | {"best": kept["best"] | {"score": 100.0}}, file)
+    extended = ["--extend", "2"]  # a note is told of k alone, as it is
+    assert main([word for word in command(images, run, *extended, "monitor.k=2") if word != "--quiet"]) == 0
+    assert "monitor.k changed: the best epoch is chosen anew" in capsys.readouterr().err
+    best = json.loads((run / "report.json").read_text())["best"]
+    assert best["epoch"] > 3
+    assert best["score"] < 100
+
+
 @pytest.mark.parametrize(
     "overrides",
     [

@@ -5,6 +5,7 @@ Letters: N images, K clusters, D width of the features.
 
 import math
 from dataclasses import dataclass, field
+from numbers import Integral
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,7 @@ import torch
 from torch import Tensor
 
 from excb.console import plural
-from excb.errors import UserError, require
+from excb.errors import UserError, in_short, require
 from excb.exact import exact_products
 from excb.neighbours.unit_rows import Rows
 from excb.networks.features import in_batches
@@ -74,6 +75,7 @@ def partition(rows: Rows, *, method: ClusterMethod = "kmeans", k: int | None = N
         require(k is None, "HDBSCAN finds the number of clusters itself: leave k out, or use kmeans")
         return _dense(unit)
     chosen = max(2, round(math.sqrt(count))) if k is None else k
+    require(isinstance(chosen, Integral), f"k is a number of clusters, not {in_short(k)}")
     require(2 <= chosen <= count, f"k is {chosen}: clusters of {plural(count, 'image')} are 2 to {count:,}")
     centres = torch.from_numpy(np.asarray(_kmeans(unit.numpy(), chosen, seed), np.float32))
     centroids = torch.nn.functional.normalize(centres, dim=1)

@@ -13,7 +13,7 @@ from PIL import Image
 from torch import Tensor
 
 from excb.console import Reporter, plural
-from excb.errors import UserError, require
+from excb.errors import UserError, in_short, path_text, require
 from excb.images.decoding import BrokenImageError, open_image
 from excb.images.picture import is_picture
 from excb.neighbours.approximate import ApproximateIndex
@@ -36,6 +36,8 @@ if TYPE_CHECKING:
     from .clustering import EmbeddingClusters
     from .copies.near_duplicates import NearDuplicates
     from .exporting import Labels
+
+FILE = "a file is named by a path"  # and nothing else
 
 
 class Match(NamedTuple):
@@ -119,7 +121,7 @@ class Embeddings(Vectors):
 
     def to_csv(self, file: str | Path) -> Path:
         """Write FILE.csv with path, label if there are some, v0, v1, ... Raises UserError if it cannot be written."""
-        return write_csv(self, Path(file))
+        return write_csv(self, Path(path_text(file, FILE)))
 
     def files(self, matches: "Iterable[Match | str]") -> list[Path]:
         """The files of matches or of paths, for `excb.image_grid`; of images in a folder."""
@@ -264,6 +266,8 @@ class Embeddings(Vectors):
         """
         from .copies.near_duplicates import find_near_duplicates
 
+        numbers = isinstance(cosine, int | float | None)
+        require(numbers, f"near-duplicates have a cosine above -1 and at most 1, not {in_short(cosine)}")
         return find_near_duplicates(self, lambda: self.network, cosine, Reporter(quiet=quiet))
 
     def clusters(self, k: int | None = None, *, method: "ClusterMethod" = "kmeans") -> "EmbeddingClusters":
@@ -320,7 +324,7 @@ class Embeddings(Vectors):
 
         return draw_map(
             self,
-            Path(file),
+            Path(path_text(file, FILE)),
             labels=labels,
             colours=colours,
             colour_by=colour_by,
@@ -338,7 +342,7 @@ class Embeddings(Vectors):
         """
         from .table.files import write_vectors
 
-        return write_vectors(self, Path(file))
+        return write_vectors(self, Path(path_text(file, FILE)))
 
     def save_index(self, file: str | Path) -> list[Path]:
         """Write a FAISS index of the unit vectors (inner products are cosines), and FILE.json with their paths.
@@ -348,7 +352,7 @@ class Embeddings(Vectors):
         """
         from .exporting import write_index
 
-        return write_index(self, Path(file))
+        return write_index(self, Path(path_text(file, FILE)))
 
     def to_fiftyone(self, name: str | None = None, *, labels: "Labels | None" = None) -> Any:
         """A `fiftyone.Dataset` of the images' files, with the fields `embedding` and `ground_truth`.
@@ -374,7 +378,7 @@ class Embeddings(Vectors):
         from ..exports.lance import write_lance
         from .exporting import exported
 
-        return write_lance(exported(self, labels), Path(place))
+        return write_lance(exported(self, labels), Path(path_text(place, FILE)))
 
     def to_qdrant(self, client: Any, collection: str, *, labels: "Labels | None" = None) -> int:
         """Fill a new collection of Qdrant with cosine distance: row as id, and `path`, `root` and `label`.
@@ -409,7 +413,7 @@ class Embeddings(Vectors):
         """
         from .table.files import read_vectors
 
-        return cls(**vars(read_vectors(Path(file))), backbone=backbone)
+        return cls(**vars(read_vectors(Path(path_text(file, FILE)))), backbone=backbone)
 
 
 def _is_number(query: object) -> bool:

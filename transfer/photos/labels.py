@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from excb.console import plural
-from excb.errors import UserError, first_line, require
+from excb.errors import UserError, first_line, path_text, require
 from excb.files.parquet import read_parquet
 from excb.images.image_set import ImageSet
 from excb.sources.label_files import LABELS, LabelTable
@@ -79,7 +79,7 @@ def photo_labels(images: ImageSet, table: Path | str | None, series: str | None)
         index = {name: number for number, name in enumerate(known)}
         numbers = [UNLABELLED if name is None else index[name] for name in names or [None] * len(images)]
         return PhotoLabels(known, np.array(numbers, np.int64))
-    rows = _read(Path(table), images.root)
+    rows = _read(Path(path_text(table, "labels are one file")), images.root)
     several = not {*LABELS} & {*rows.columns} and bool({*LABEL_SETS} & {*rows.columns})
     labels = (
         _sets(rows) if several else {path: (label,) if label else None for path, label in rows.values(LABELS).items()}

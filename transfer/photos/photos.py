@@ -1,9 +1,9 @@
 """`excb.Photos`: a folder of photographs, and all that can be said of it with the networks at hand."""
 
-import os
 from collections import defaultdict
 from collections.abc import Sequence
 from functools import cached_property
+from numbers import Integral
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,7 +13,7 @@ from torch import Tensor
 
 from excb.console import Reporter, plural
 from excb.distributed.parallel import joined
-from excb.errors import UserError, is_rank0, require
+from excb.errors import UserError, in_short, is_rank0, path_text, path_texts, require
 from excb.hub.resolve import networks_here
 from excb.images.image_set import Images
 from excb.images.scanning import scan_folder
@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from ..embeddings.embeddings import Embeddings
     from ..task import Task
 
+NETWORK = "a network is a name, a path or a run"  # and nothing else
 SPLIT = 0.2  # of the groups, for testing
 # Of the solver, for references. They have thousands of dimensions, in which it takes ten times as many to converge, and
 # their accuracy does not change: benchmarks/photos.py measures it.
@@ -86,7 +87,7 @@ class Photos:
         folder: str | Path,
         labels: str | Path | None = None,
         *,
-        networks: Sequence[str | Path] = (),
+        networks: str | Path | Sequence[str | Path] = (),
         series: str | None = None,
         device: str = "auto",
         cache: str | Path | None = None,
@@ -94,11 +95,11 @@ class Photos:
         seed: int = 0,
         quiet: bool = False,
     ) -> None:
-        found = scan_folder(folder)
+        found = scan_folder(path_text(folder, "photographs are one folder"))
         self.images: Images = found
         self.labels: PhotoLabels = photo_labels(found, labels, series)
         self.seed = seed
-        self._device, self._cache = device, None if cache is None else Path(cache)
+        self._device, self._cache = device, None if cache is None else Path(path_text(cache, "cache is a folder"))
         self._reporter = Reporter(quiet=quiet or not is_rank0(), brief=True)  # it reads many sets from the cache
         self._embeddings, self._tasks = dict[str, "Embeddings"](), dict[str, "Task"]()
         self._range = range
@@ -109,7 +110,8 @@ class Photos:
             self._reporter.note(
                 f"labels: the sub-folders{below}, {plural(len(self.labels.classes), 'class', 'classes')}"
             )
-        self.networks: tuple[str, ...] = tuple(os.fspath(name) for name in networks) or self._fitting()
+        named = tuple(path_texts(networks, "networks are names, paths or runs"))
+        self.networks: tuple[str, ...] = named or self._fitting()
 
     def _fitting(self) -> tuple[str, ...]:
         """The networks on this machine that take the channels of these images."""
@@ -163,7 +165,7 @@ class Photos:
         Raises:
             UserError: the network cannot be loaded, or no image can be read.
         """
-        name = os.fspath(network)
+        name = path_text(network, NETWORK)
         if name not in self._embeddings:
             options = EmbedOptions(ckpt=name, device=self._device, cache=self._cache, range=self._range)
             with joined(self._device, stay=True) as device:
@@ -244,7 +246,7 @@ class Photos:
         comparison = self.compare()
         if network is None:
             return comparison.best
-        name = os.fspath(network)
+        name = path_text(network, NETWORK)
         found = next((entry for entry in comparison.of("network") if entry.name == name), None)
         if found is None:
             raise UserError(f"{name} is not among the networks: {', '.join(self.networks)}")
@@ -308,10 +310,11 @@ class Photos:
         Raises:
             UserError: all images are labelled, or a network cannot be loaded.
         """
-        require(count >= 1, f"count is {count}: ask for one image at least")
+        require(isinstance(count, Integral) and count >= 1, f"count is {in_short(count)}: ask for one image at least")
         require(bool((self.targets == UNLABELLED).any()), "all images are labelled")
         enough = self._can_predict()
-        name = os.fspath(network) if network is not None else self._entry(None).name if enough else self.networks[0]
+        best = self._entry(None).name if network is None and enough else self.networks[0]
+        name = best if network is None else path_text(network, NETWORK)
         rows = self.rows(name)
         model = self.classifier(name) if enough and name in self.networks else None
         margins = None if model is None else model.kind.margins(model.probabilities(rows))
@@ -406,8 +409,9 @@ class Photos:
         Raises:
             UserError: as `findings`, or the folder is among the images or cannot be written.
         """
-        check_out(self.images, Path(out))
-        page, *_ = write_findings(self.findings(sure=sure, count=count), Path(out), self._reporter)
+        folder = Path(path_text(out, "out is a folder"))
+        check_out(self.images, folder)
+        page, *_ = write_findings(self.findings(sure=sure, count=count), folder, self._reporter)
         return page
 
     @cached_property

@@ -89,7 +89,7 @@ class Tokens(Means):
     ("model", "message"),
     [
         (Means(), "this Means has no transform: set model.transform = f, where f turns a PIL image into"),
-        ("resnet", "ckpt is a name, a path, a Backbone or an nn.Module, not a str"),
+        ("resnet", "a network is a name, a path, a Backbone or an nn.Module, not 'resnet'"),
         (Means(np.asarray), r"must give a float tensor \[3, H, W\] of an image, and gave a ndarray"),
         (Means(lambda image: ours(image)[None]), r"and gave torch.float32 \[1, 3, 8, 12\]"),
         (Tokens(ours), r"a vector \[1, D\] is needed for an image, and this Tokens gave \[1, 3, 96\]: pool its output"),

@@ -333,6 +333,11 @@ def test_python_has_the_same_door(starts: dict[str, Path], images: Path, tmp_pat
         ("adapt tiny_grocery --data {images} --out {out} adapt.layer_decay=2", "adapt.layer_decay must lie above 0"),
         ("adapt tiny_grocery --data {images} --out {out} adapt.lora_rank=2 {small}", "for ViTs"),
         ("adapt no_such_name --data {images} --out {out} {small}", "no_such_name"),
+        ("adapt no_such_name --data {images} --out {out} optim.batch=8", "no_such_name"),  # before clusters are counted
+        ("adapt {out}/nothing --data {images} --out {out} optim.batch=8 --dry-run", "no checkpoint"),
+        ("adapt tiny_grocery --data {images} --out {out} optim.batch=8 --against no_such_name", "no_such_name"),
+        ("adapt tiny_grocery --data {images} --out {out} --dry-run --against no_such_name", "no_such_name"),
+        ("distil no_such_name --data {images} --out {out} optim.batch=1000", "no_such_name"),
         ("adapt tiny_grocery --data {images} --out {out} optim.batch=8", "lower method.clusters"),
     ],
 )

@@ -20,12 +20,14 @@ from excb.errors import UserError
 from excb.images.scanning import scan_folder
 from excb.pretrain import step
 from excb.pretrain.__main__ import main
-from excb.pretrain.overrides import apply, find_recipe
+from excb.pretrain.overrides import apply, field_names, find_recipe
 from excb.pretrain.run import sets
 from excb.pretrain.study import cell as study_cell
 from excb.pretrain.study import figures, runner
+from excb.pretrain.study.cell import decisive
 from excb.pretrain.study.studies import BASE, STUDIES
 from excb.pretrain.study.table import CellResults, StudyTable
+from excb.pretrain.study.tuning import FIXED, Tuning
 from tests.excb.images.shard_files import pack_folder
 from tests.pretrain.short_end import end_shortly
 from tests.pretrain.small_runs import OVERRIDES, write_images
@@ -455,6 +457,15 @@ def test_a_plan_with_tuning_counts_what_runs(
         ("optim.base_lr=0.3,", "such as optim.base_lr=0.3,0.6,1.2"),
         ("optim.base_rl=0.3,0.6", "base_lr"),
         ("optim.base_lr=0.3,high", "optim.base_lr"),
+        # fields in which trials cannot differ
+        ("run.seed=1,2", "--seeds N"),
+        ("run.keep=1,2", "run.keep"),
+        ("init=tiny_grocery,mobilenetv2", "init=NAME without --tune"),
+        ("data.channels=1,3", "data.channels"),
+        ("monitor.k=3,5", "monitor.k"),
+        ("efficiency.workers=0,1", "efficiency.workers"),
+        ("method.balancing=linear,none", "what study form compares"),
+        ("optim.base_lr=0.3,0.30", "optim.base_lr=0.3 is optim.base_lr=0.30"),
     ],
 )
 def test_values_that_cannot_be_tried_are_one_line(
@@ -463,6 +474,45 @@ def test_values_that_cannot_be_tried_are_one_line(
     assert main(command(images, tmp_path, "--tune", tune)) == 2
     assert message in capsys.readouterr().err
     assert not (tmp_path / "form").exists()
+
+
+def test_a_tuned_field_is_named_once(images: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(command(images, tmp_path, "--tune", "optim.momentum=0,1", "--tune", "optim.momentum=0.5,0.9")) == 2
+    assert "--tune optim.momentum is there twice" in capsys.readouterr().err
+
+
+def test_every_field_can_be_tuned_or_says_why_not() -> None:
+    """A tuned value either distinguishes the recipes that `cell.json` compares, or is refused."""
+    base = find_recipe(BASE)
+    for name in field_names(base):
+        if name in FIXED or name.partition(".")[0] in FIXED:
+            with pytest.raises(UserError, match=f"--tune cannot try {name}: "):
+                Tuning((f"{name}=1,2",))
+        else:
+            assert Tuning((f"{name}=1,2",)).fields == [name]
+            assert name in decisive(base.all_values()), name
+
+
+def test_what_a_cell_would_refuse_is_said_before_others_train(
+    images: Path, tmp_path: Path, trained: list[tuple[str, int]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["study", "clusters", "--data", str(images), "--out", str(tmp_path), "--quiet", *OVERRIDES]
+    words = [word for word in words if not word.startswith("method.clusters=")]
+    assert main([*words, "method.centroid_init=kmeans", "--dry-run"]) == 2
+    assert "cell k32: k-means needs at least as many samples as clusters" in capsys.readouterr().err
+    assert main([*words, "init=no_such_name"]) == 2
+    assert "no checkpoint is called 'no_such_name'" in capsys.readouterr().err
+    assert main([*words, "distil.teachers=no_such_name", "distil.features=1"]) == 2
+    assert capsys.readouterr().err.startswith("excb-pretrain: error: no checkpoint is called 'no_such_name'")
+    assert not trained
+
+
+def test_a_value_that_every_cell_sets_itself_is_refused(
+    images: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(command(images, tmp_path, "method.balancing=none")) == 2
+    assert "method.balancing=none would change no cell" in capsys.readouterr().err
+    assert main(command(images, tmp_path, "--dry-run")) == 0
 
 
 def test_a_value_that_diverges_loses_and_holds_nothing_back(
