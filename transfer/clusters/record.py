@@ -3,7 +3,7 @@
 from functools import partial
 from typing import TYPE_CHECKING
 
-from excb.console import Reporter
+from excb.console import Reporter, plural
 
 from ..opening import task_on
 from ..protocol import Measurement, Protocol, Work
@@ -43,7 +43,7 @@ def _work_of(own: ClusterOptions, images: int) -> str:
     if own.of_features is None:
         return "every image's nearest centroid"
     number = clusters_of(images, method=own.of_features, k=own.k)
-    return "HDBSCAN of these features" if number is None else f"k-means of these features: {number:,} clusters"
+    return "HDBSCAN of these features" if number is None else f"k-means of these features: {plural(number, 'cluster')}"
 
 
 def _work(task: "ClusterTask", options: ClusterOptions, _reporter: Reporter) -> Work:

@@ -78,7 +78,9 @@ class SearchOptions(EmbedOptions):
     def then(self) -> list[str]:
         """The work that follows the vectors, in words."""
         lines = (
-            [f"the {self.k:,} nearest images of {plural(len(self.query), 'query', 'queries')}"] if self.query else []
+            [f"the {plural(self.k, 'nearest image')} of {plural(len(self.query), 'query', 'queries')}"]
+            if self.query
+            else []
         )
         if self.near_duplicates is None:
             return lines
