@@ -19,8 +19,11 @@ def one_thread_each() -> Iterator[None]:
 
 
 @pytest.fixture(autouse=True)
-def nothing_left_over(short_end: None) -> Iterator[None]:
-    """Whatever a test that fails has left running or stopped is ended; most runs end without curves and verdict."""
+def nothing_left_over(short_end: None, tmp_path: Path) -> Iterator[None]:
+    """Whatever a test has left running or stopped is ended; most runs end without curves and verdict.
+
+    It is found by its log, so before `tmp_path` is removed.
+    """
     yield
     while STARTED:
         STARTED.pop().kill_all()
