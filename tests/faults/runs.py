@@ -106,8 +106,10 @@ class Running:
     def fail(self, reason: str) -> NoReturn:
         """Kill a run that hangs, and fail the test with what it said and where each of its threads was."""
         for process in self.alive():
+            before, deadline = self._log.stat().st_size, time.monotonic() + 1
             os.kill(process, TELLS_STACKS)
-            self.wait_for(1)  # a stopped process tells nothing
+            while self._log.stat().st_size == before and time.monotonic() < deadline:  # a stopped one tells nothing
+                time.sleep(POLL)
         self.kill_all()
         raise AssertionError(f"{reason}: {self._log.read_text()}")
 

@@ -186,7 +186,7 @@ def test_values_out_of_range(options: dict[str, Any], line: str) -> None:
 def test_unknown_names_and_batches() -> None:
     with pytest.raises(UserError, match=r"no schedule is named '1y'; did you mean '1x'.*smoke"):
         settings_for("1y")
-    with pytest.raises(UserError, match="no recipe is named 'moco'; there are ssl, stock"):
+    with pytest.raises(UserError, match=r"no recipe is named 'moco' \(there are ssl, stock\)"):
         settings_for("1x", "moco")
     with pytest.raises(UserError, match="batch must be at least 1"):
         settings_for("1x", batch=0)
