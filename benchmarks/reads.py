@@ -123,7 +123,7 @@ def write_own(own: Path) -> None:
 
 
 def reads(folder: Path, own: Path, coco: Path | None) -> dict[str, tuple[Callable[[], Any], int]]:
-    """What is read, and how often."""
+    """The files that are read, and how often."""
     import excb
     from excb.checkpoint.run_checkpoint import read_run_checkpoint
     from excb.files import toml
