@@ -20,6 +20,7 @@ from excb.console import plural
 from excb.distributed.collectives import world_size
 from excb.errors import UserError, require
 from excb.files import json_text
+from excb.files.atomic import check_writable_folder
 from excb.files.foreign import read_bytes
 from excb.files.run_files import METRICS, RECIPE, REPORT
 from excb.images.image_set import CodedImages, Images, clipped_ledger, ledger_of
@@ -31,6 +32,7 @@ from ..recipe import Recipe
 from .remote_mirror import Mirror, RunLocation
 
 DIVERGED = "diverged"
+LOCK = ".lock"
 PRECISIONS = ("fp32", "bf16", "fp16", "fp64")  # that a run may be in; its recipe.json never says auto
 # What may change between two starts of a run, because no weight depends on it.
 LENGTH = ("optim.epochs", "optim.restarts")  # what `--extend` changes
@@ -55,17 +57,9 @@ class RunFolder:
         path = self.path
         try:
             path.mkdir(parents=True, exist_ok=True)
-            self._lock = (path / ".lock").open("ab", buffering=0)
         except OSError as error:
             raise UserError(f"cannot write the run folder {path}: {error}") from None
-        try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # the kernel releases it however the process ends
-        except BlockingIOError:
-            self._lock.close()
-            raise UserError(f"another process is training in {path}: wait for it, or choose another --out") from None
-        except OSError as error:
-            self._lock.close()
-            raise UserError(f"cannot lock the run folder {path} ({error}): choose an --out on another disk") from None
+        self._lock = _locked(path)
         # A forked data worker would inherit the lock, and may outlive a killed process by some seconds.
         os.register_at_fork(after_in_child=partial(_close, weakref.ref(self._lock)))
         try:
@@ -226,6 +220,33 @@ class RunFolder:
     def reported(self) -> dict[str, Any]:
         """The report of the finished run that the folder holds; empty where there is none."""
         return finished_report(self.path)
+
+
+def _locked(folder: Path) -> FileIO:
+    """The lock of a run folder, held until it is closed. Raises UserError if it cannot be had."""
+    try:
+        lock = (folder / LOCK).open("ab", buffering=0)
+    except OSError as error:
+        raise UserError(f"cannot write the run folder {folder}: {error}") from None
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # the kernel releases it however the process ends
+    except BlockingIOError:
+        lock.close()
+        raise UserError(f"another process is training in {folder}: wait for it, or choose another --out") from None
+    except OSError as error:
+        lock.close()
+        raise UserError(f"cannot lock the run folder {folder} ({error}): choose an --out on another disk") from None
+    return lock
+
+
+def refuse_place(place: RunLocation) -> None:
+    """Refuse a run folder that cannot be written, or in which another process is training; nothing is left there.
+
+    A URL is not looked at, only the folder that holds its copy.
+    """
+    check_writable_folder(place.folder)
+    if (place.folder / LOCK).exists():
+        _locked(place.folder).close()
 
 
 def stored_recipe(folder: Path) -> bytes | None:
