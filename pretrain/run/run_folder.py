@@ -1,6 +1,7 @@
 """A run folder: its recipe, its checkpoints, and the lock that admits one process at a time."""
 
 import fcntl
+import hashlib
 import itertools
 import os
 import weakref
@@ -23,7 +24,7 @@ from excb.files import json_text
 from excb.files.atomic import check_writable_folder
 from excb.files.foreign import read_bytes
 from excb.files.run_files import METRICS, RECIPE, REPORT
-from excb.images.image_set import CodedImages, Images, clipped_ledger, ledger_of
+from excb.images.image_set import CodedImages, Images, ImageSet, clipped_ledger, ledger_of
 from excb.images.pixels import EIGHT_BIT, pixels_of
 from excb.images.scanning import refuse_among
 from excb.version import __version__
@@ -37,6 +38,7 @@ PRECISIONS = ("fp32", "bf16", "fp16", "fp64")  # that a run may be in; its recip
 # What may change between two starts of a run, because no weight depends on it.
 LENGTH = ("optim.epochs", "optim.restarts")  # what `--extend` changes
 RESUMABLE_CHANGES = ("efficiency", "monitor", "run.save_epochs", "run.save_steps", "run.keep", "run.log_steps")
+MOST_LOOKED_AT = 100_000  # images whose sizes are compared with those of the run's beginning
 MEASURING = ("monitor.images", "monitor.share", "monitor.k")  # these affect figures, though not the weights
 
 
@@ -45,14 +47,14 @@ class RunFolder:
 
     Args:
         place: the folder, which is created; with a URL, everything is copied there too.
-        warn: called when something could not be sent to the URL.
+        warn: called when something could not be sent to the URL, or images have changed.
 
     Raises:
         UserError: it cannot be written, or another process is training in it.
     """
 
     def __init__(self, place: RunLocation, warn: Callable[[str], None]) -> None:
-        self.place, self.path = place, place.folder
+        self.place, self.path, self._warn = place, place.folder, warn
         self._extends: tuple[int, int] | None = None  # epochs that the run has, and is to have
         path = self.path
         try:
@@ -99,11 +101,30 @@ class RunFolder:
         if extends:
             self._reopen(recipe.steps_per_epoch(len(images)))
         if not self.reported():
+            sizes = self._sizes_of(images)
             recipe, begun_in = _spelt_as_stored(recipe, self._stored())
             begun = {"excb_version": __version__, "recipe": recipe.to_dict(), "data": data, "begun_in": begun_in}
+            begun |= {} if sizes is None else {"file_sizes": sizes}
             json_text.write_json(begun, file)
         if self._mirror is not None:
             self._mirror.claim(RECIPE)
+
+    def _sizes_of(self, images: Images) -> str | None:
+        """A hash of the files' sizes, with a warning if they were others when the run began or was resumed last."""
+        if not isinstance(images, ImageSet) or len(images) > MOST_LOOKED_AT:
+            return None
+        sizes = " ".join(images.stamp(index).partition(" ")[0] for index in range(len(images)))
+        now = hashlib.sha256(sizes.encode()).hexdigest()
+        try:
+            before = json_text.parse(text).get("file_sizes", now) if (text := self._stored()) is not None else now
+        except (ValueError, AttributeError):  # `_refuse_others` says that it is damaged
+            return now
+        if before != now:
+            self._warn(
+                f"files of {images.root} have other sizes than when this run began, under the same names: it goes on "
+                "with the images as they are now"
+            )
+        return now
 
     def extended(self, recipe: Recipe, epochs: int) -> Recipe:
         """A recipe with so many epochs more, where its run is stored here; `begin` then takes it for that run.
@@ -382,8 +403,8 @@ def _refuse_others(text: str | bytes, recipe: Recipe, data: dict[str, Any], plac
         place,
         {"images": old_fingerprint},
         {"images": data["fingerprint"]},
-        advice=f"use the {plural(old_images, 'image')} of {old_root} again, or choose another --out "
-        f"(init={place} takes its weights)",
+        advice=f"use the {plural(old_images, 'image')} of {old_root} again, with the same names and classes (now there "
+        f"are {data['images']:,} in {data['root']}), or choose another --out (init={place} takes its weights)",
     )
 
 
