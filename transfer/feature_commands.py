@@ -2,7 +2,7 @@
 
 import argparse
 import json
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -36,7 +36,7 @@ def _features(given: list[Any], shell: Shell, device: "torch.device") -> int:
         check_features_file(shell.out)
     task = labelled()(options, None, device, shell.reporter)
     if shell.dry_run:
-        forecast(task, Work(task.sets, options.kind), shell.reporter)
+        forecast(task, Work(task.sets, options.kind), shell.reporter, as_json=shell.json)
         return 0
     if (out := shell.out) is None:
         raise UserError.on_all_ranks("name the file with --out FILE.npz")
@@ -52,6 +52,7 @@ def _features(given: list[Any], shell: Shell, device: "torch.device") -> int:
 def _add_cache(parser: Parser) -> None:
     parser.add_argument("--cache", type=Path, metavar="DIR", help="default: $EXCB_CACHE, else ~/.cache/excb")
     parser.add_argument("--clear", action="store_true", help="delete all features and digests in it")
+    parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
 
 
 def _cache(args: argparse.Namespace) -> int:
@@ -64,7 +65,11 @@ def _cache(args: argparse.Namespace) -> int:
         raise UserError(f"no folder {root}: --cache names the one that keeps features")
     if args.clear:
         freed = remove(root) + (delete_digests() if args.cache is None else 0)
-        reporter.answer(f"{freed / 2**20:,.1f} MiB deleted from {root}")
+        answer = {"cache": str(root), "deleted_bytes": freed}
+        reporter.answer(json.dumps(answer, indent=2) if args.json else f"{freed / 2**20:,.1f} MiB deleted from {root}")
+        return 0
+    if args.json:
+        reporter.answer(json.dumps(_listed(root), indent=2))
         return 0
     rows = [
         [entry.architecture or "unfinished", entry.kind or "", f"{entry.images or 0:,}", f"{entry.bytes / 2**20:,.1f}"]
@@ -84,6 +89,20 @@ def _cache(args: argparse.Namespace) -> int:
     return 0
 
 
+def _listed(root: Path) -> dict[str, Any]:
+    """The contents of the cache, ready for JSON."""
+    from excb.features.listing import entries, unfinished_files
+
+    return {
+        "cache": str(root),
+        "features": [asdict(entry) | {"folder": str(entry.folder)} for entry in entries(root)],
+        "unfinished": [
+            {"file": str(each.path), "bytes": each.bytes, "last_change": each.last_change.isoformat()}
+            for each in unfinished_files(root)
+        ],
+    }
+
+
 FEATURES = shell_command(
     "features",
     "compute, keep and export features",
@@ -93,7 +112,7 @@ FEATURES = shell_command(
     group="features",
     examples=(
         "features --ckpt runs/a --data photos --out features.npz",
-        "features --ckpt tiny_grocery --data photos",
+        "features --ckpt tiny_grocery --data photos --dry-run",
     ),
 )
 CACHE = Command(

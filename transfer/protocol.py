@@ -149,7 +149,7 @@ class Protocol:
         open: loads and checks checkpoint and images; given shared options, own options, device, reporter.
         measure: the evaluation; given the task, own options, reporter. All ranks call it.
         work: the work of the evaluation; it refuses what the evaluation refuses. None: features of both sets.
-        dry_run: answers --dry-run instead of `work`, and returns the exit code.
+        dry_run: answers --dry-run instead of `work`, as JSON where its last argument says so; returns the exit code.
         instead: does what its own options ask for instead of an evaluation, and returns the exit code; None for none.
         shares_task: whether it evaluates the labelled images of `excb-eval all`; otherwise it opens its own.
         unknown: what happens to test images of classes that train lacks, for notes.
@@ -183,7 +183,7 @@ class Protocol:
     open: "Callable[[Any, Any, torch.device, Reporter], Any]"
     measure: "Callable[[Any, Any, Reporter], Measurement]"
     work: "Callable[[Any, Any, Reporter], Work] | None" = None
-    dry_run: "Callable[[Any, Any, Reporter], int] | None" = None
+    dry_run: "Callable[[Any, Any, Reporter, bool], int] | None" = None
     instead: "Callable[[Any, Any], int | None]" = lambda _options, _shell: None
     shares_task: bool = False
     unknown: str = "counted as wrong"

@@ -102,17 +102,17 @@ class Evaluation:
             return self.own
         return replace(self.own, **{self.protocol.state: state.with_name(f"{state.name}.{reference}")})
 
-    def dry_run(self, task: "Task", reporter: Reporter) -> int:
+    def dry_run(self, task: "Task", reporter: Reporter, *, as_json: bool = False) -> int:
         """Answer what the evaluation computes and takes; all ranks call this. The exit code."""
         if self.protocol.dry_run is not None:
-            return self.protocol.dry_run(task, self.own, reporter)
+            return self.protocol.dry_run(task, self.own, reporter, as_json)
         work = Work(task.sets) if self.protocol.work is None else self.protocol.work(task, self.own, reporter)
         others = [
             *(task.reference(name)[0] for name in self._references(task, reporter)),
             *getattr(self.shared, AGAINST, ()),
         ]
         again = tuple(f"all of that once more with {name}" for name in others)
-        forecast(task, replace(work, then=(*work.then, *again)), reporter)
+        forecast(task, replace(work, then=(*work.then, *again)), reporter, as_json=as_json)
         return 0
 
 
@@ -141,16 +141,17 @@ def refuse_results_among(sets: "Iterable[Images]", folder: Path) -> None:
         all_succeed(partial(refuse_among, images, folder))
 
 
-def forecast(task: "Task", work: Work, reporter: Reporter) -> None:
+def forecast(task: "Task", work: Work, reporter: Reporter, *, as_json: bool) -> None:
     """Answer --dry-run: the work of an evaluation, and its time; all ranks call this."""
-    from .features.export import describe_plan, plan_features
+    from .features.export import answer_plan, plan_features
 
     extract: Callable[..., Any] = work.extract or partial(task.extraction, kind=work.kind)
     sets = {name: extract(images) for name, images in work.features.items()}
     planned = plan_features(sets, task.cache, timed=extract(task.train), passes=work.passes)
     if is_rank0():
-        reporter.answer(f"it can run: about {duration(planned['seconds'])} here, by the time of a few images")
-        reporter.answer(describe_plan(planned, work.then))
+        if not as_json:
+            reporter.answer(f"it can run: about {duration(planned['seconds'])} here, by the time of a few images")
+        answer_plan(planned, reporter, then=work.then, as_json=as_json)
 
 
 def command(protocol: Protocol) -> Command:
@@ -210,7 +211,7 @@ def _run(evaluation: Evaluation, shell: Shell, device: "torch.device") -> int:
     results = None if out is None else out if protocol.out == "folder" else out.parent
     task = evaluation.open(device, reporter, results=results)
     if shell.dry_run:
-        return evaluation.dry_run(task, reporter)
+        return evaluation.dry_run(task, reporter, as_json=shell.json)
     try:
         made = evaluation.measure(task, reporter)
     except StoppedEvaluationError as stopped:

@@ -94,7 +94,7 @@ def _export(
     """The file or folder that `export` writes, and the backbone."""
     if format not in get_args(Format):
         close = nearest_name(format, get_args(Format))
-        raise UserError(f"no format is called '{format}'{close}; formats are {', '.join(get_args(Format))}")
+        raise UserError(f"no format is called '{format}'{close} (formats are {', '.join(get_args(Format))})")
     stored = loading.read(source, network=network, heads=format == "excb")
     built = stored.architecture.build()
     # As `excb.load` does: it proves that every tensor has its place.

@@ -59,7 +59,7 @@ def parse_request(text: str) -> SlurmRequest:
             raise UserError(f"--slurm {item!r}: write name=value, such as partition=gpu,nodes=2,gpus=8,time=24:00:00")
         if name not in types:
             options = ", ".join(field.name for field in fields(SlurmRequest))
-            raise UserError(f"--slurm has no option {name!r}{nearest_name(name, types)}; its options are {options}")
+            raise UserError(f"--slurm has no option {name!r}{nearest_name(name, types)} (its options are {options})")
         require(name not in values, f"--slurm names {name} twice: remove one")
         integer = int in (types[name], *typing.get_args(types[name]))
         require(not integer or value.isdecimal(), f"--slurm {name} takes a whole number, not {value!r}")

@@ -148,6 +148,10 @@ def test_features_are_kept_shared_and_exported(place: Path, tmp_path: Path, caps
     capsys.readouterr()
     assert main(["cache", *cache]) == 0
     assert "33" in capsys.readouterr().out
+    assert main(["cache", *cache, "--json"]) == 0
+    listed = json.loads(capsys.readouterr().out)
+    assert sorted(entry["images"] for entry in listed["features"]) == [18, 33]
+    assert listed["unfinished"] == []
     assert main(command(place, "knn", "--dry-run", *cache)) == 0
     assert "no image passes through the network" in capsys.readouterr().out
     for words, line in DRY_RUNS.items():

@@ -3,6 +3,7 @@
 import argparse
 import dataclasses
 import importlib
+import json
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -57,7 +58,7 @@ RUNS: dict[str, tuple[str, ...]] = {
     "overlap": (f"{_RUN} --train {{place}}/data/train --test {{place}}/data/test --bits 3 --cosine 0.9 --calibrate 0",),
     "reproduce": ("--list", "--list --ckpt {place}/run"),
     "leaderboard": ("{place}/results --out {out}/board", "{place}/results --check"),
-    "cache": ("--cache {place}/cache",),
+    "cache": ("--cache {place}/cache --json",),
 }
 # Options that these runs do not reach, and why.
 _MEASURES = "only a claim that is measured needs it, and with that its checkpoint: tests/transfer/reproduce has them"
@@ -97,6 +98,10 @@ def substitutes(place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 
 # An option that is only refused is not read: these compare it with its default, or with other options.
 _REFUSING = ("check", "given", "__post_init__", "__eq__", "__hash__", "__repr__")
+
+
+# Commands that take no time that is worth a forecast.
+WITHOUT_DRY_RUN = ("photos", "compare", "leaderboard", "cache")
 
 
 def _counts(frame: FrameType | None) -> bool:
@@ -157,6 +162,19 @@ def test_every_option_is_read(place: Path, tmp_path: Path, monkeypatch: pytest.M
         assert main([command, *line]) in (0, None)
     unread = recorder.offered - recorder.read
     assert unread == set(UNREACHED.get(command, {})), "never read: " + " ".join(sorted(unread))
+
+
+@pytest.mark.parametrize("command", [name for name in RUNS if name not in WITHOUT_DRY_RUN])
+@pytest.mark.usefixtures("substitutes")
+def test_a_dry_run_with_json_prints_json_alone(
+    place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], command: str
+) -> None:
+    for number, words in enumerate(RUNS[command]):
+        line = words.format(place=place, out=tmp_path / str(number)).split()
+        json_of = ("--json",) if "--json" not in line else ()
+        assert main([command, *line, *(() if "--dry-run" in line else ("--dry-run",)), *json_of]) == 0
+        assert isinstance(json.loads(capsys.readouterr().out), dict | list)
+    assert not (tmp_path / "0").exists()
 
 
 def test_what_is_only_refused_or_copied_is_not_read() -> None:

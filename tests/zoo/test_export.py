@@ -304,7 +304,7 @@ def test_networks_that_a_program_does_not_have(
 def test_unknown_format(tiny: Path, tmp_path: Path) -> None:
     unknown: Any = "onyx"
     with pytest.raises(
-        UserError, match=r"no format is called 'onyx'; did you mean 'onnx'\?; formats are excb, torchvision"
+        UserError, match=r"no format is called 'onyx'; did you mean 'onnx'\? \(formats are excb, torchvision"
     ):
         export(str(tiny), tmp_path / "file", format=unknown)
 

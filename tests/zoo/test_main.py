@@ -12,9 +12,11 @@ import torch
 import excb
 from excb.hub.catalogue import Figure, add, measured_on
 from excb.networks.architecture import Architecture
+from excb.networks.backbone import weights_hash
 from excb.zoo.__main__ import main
 from tests.clone import ROOT
 from tests.run_files import damage, features, pictures, tiny_recipe, write_run
+from tests.zoo.test_card import result
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -290,6 +292,23 @@ def test_the_card_of_what_is_unpublished_shows_a_call_that_works(
     loaded = eval(call[1], {"excb": excb})
     expected = excb.load(run, network=network).network.state_dict()
     assert all(torch.equal(value, expected[name]) for name, value in loaded.network.state_dict().items())
+
+
+def test_a_card_has_results_of_its_own_weights_only(
+    run: Path, home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    hashes = {"own": weights_hash(excb.load(run).network.state_dict()), "other": "0" * 64}
+    for name, weights in hashes.items():
+        made = result(figures={"knn_top1_k20": 57.345}, checkpoint={"weights_sha256": weights})
+        made.write(tmp_path / f"{name}.json")
+    assert main(["card", str(run), "--results", str(tmp_path / "own.json")]) == 0
+    assert "57.345" in capsys.readouterr().out
+    assert main(["card", str(run), "--results", str(tmp_path / "own.json"), str(tmp_path / "other.json")]) == 2
+    shown = capsys.readouterr()
+    assert shown.out == ""
+    assert "other.json was measured on other weights (0000000000000000, not " in shown.err
+    assert main(["card", "rn50_400ep", "--results", str(tmp_path / "own.json")]) == 2
+    assert "these are not here: fetch them first: excb-zoo pull rn50_400ep" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

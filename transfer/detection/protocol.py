@@ -48,12 +48,11 @@ def measure(task: DetectionTask, options: DetectionOptions, reporter: Reporter) 
     start, engine = time.monotonic(), open_engine(options.engine)
     task = replace(task, job=replace(task.job, reporter=reporter))
     job = task.job
-    identity = _identity(options, job)
-    is_new = run_on_rank0(lambda: _is_new(job.folder, identity))
+    is_new = starts_anew(task, options)
     if is_new and options.checks_first:
         run_on_rank0(lambda: preflight(engine, job))
     if is_new:
-        run_on_rank0(lambda: json_text.write_json(identity, job.folder / IDENTITY))
+        run_on_rank0(lambda: json_text.write_json(_identity(options, job), job.folder / IDENTITY))
     with StopRequest() as stop:
         if not engine.train_detector(job, stop):
             if stop.received is not None:
@@ -63,6 +62,16 @@ def measure(task: DetectionTask, options: DetectionOptions, reporter: Reporter) 
     seconds = time.monotonic() - start
     result = run_on_rank0(lambda: _report(task, options, predictions, engine.differences, seconds))
     return Measurement(result, None, partial(_show, job, result), partial(_copy, job.folder))
+
+
+def starts_anew(task: DetectionTask, options: DetectionOptions) -> bool:
+    """Whether the run's folder is new, else its run resumes; all ranks call this.
+
+    Raises:
+        UserError: the folder holds another run, or other files.
+    """
+    identity = _identity(options, task.job)
+    return run_on_rank0(lambda: _is_new(task.job.folder, identity))
 
 
 def _show(job: Job, result: ResultRecord, reporter: Reporter) -> None:

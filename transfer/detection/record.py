@@ -1,5 +1,6 @@
 """`excb-eval detection`: its record."""
 
+import json
 import re
 from collections.abc import Mapping
 from functools import partial
@@ -67,12 +68,17 @@ def _measure(task: "DetectionTask", options: DetectionOptions, reporter: Reporte
     return measure(task, options, reporter)
 
 
-def _dry_run(task: "DetectionTask", options: DetectionOptions, reporter: Reporter) -> int:
-    from .dry_run import show
+def _dry_run(task: "DetectionTask", options: DetectionOptions, reporter: Reporter, as_json: bool) -> int:
+    from .dry_run import plan_as_dict, show
+    from .protocol import starts_anew
 
-    missing = _missing(options)
-    if is_rank0():
-        reporter.answer(f"it cannot run: {missing}" if missing else "it can run")
+    missing, is_new = _missing(options), starts_anew(task, options)
+    if is_rank0() and as_json:
+        answer = {"can_run": not missing, "why": missing, "resumes": not is_new}
+        reporter.answer(json.dumps(answer | plan_as_dict(options, task.job), indent=2))
+    elif is_rank0():
+        resumes = "" if is_new else f": it resumes the run in {task.job.folder}"
+        reporter.answer(f"it cannot run: {missing}" if missing else f"it can run{resumes}")
         show(options, task.job)
     return USER_ERROR if missing else 0
 

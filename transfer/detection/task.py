@@ -54,7 +54,7 @@ class DetectionTask:
         name = backbone.entry.architecture.name
         require(
             name in DEPTHS,
-            f"detection takes a {', '.join(DEPTHS)}, and {inputs.ckpt} is a {name}: choose another checkpoint",
+            f"detection takes a {' or '.join(DEPTHS)}, and {inputs.ckpt} is a {name}: choose another checkpoint",
         )
         require_colours(backbone, "detection")
         settings = replace(_settings(inputs, options, backbone), masks=train.masks)

@@ -146,7 +146,7 @@ def embeddings_of(options: AnyImagesOptions, shell: Shell, device: "torch.device
     """The embeddings of all images; None after `--dry-run`."""
     from excb.remote.home import cache_root
 
-    from ..features.export import describe_plan, plan_features
+    from ..features.export import answer_plan, plan_features
     from . import computing
 
     reporter = shell.reporter
@@ -157,7 +157,7 @@ def embeddings_of(options: AnyImagesOptions, shell: Shell, device: "torch.device
     if shell.dry_run:
         planned = plan_features({"images": computing.extraction_of(task)}, cache)
         if is_rank0():
-            reporter.answer(describe_plan(planned))
+            answer_plan(planned, reporter, as_json=shell.json)
         return None
     task = replace(task, cache=cache)
     return computing.compute(task, cache, reporter, loads=options.ckpt)

@@ -82,7 +82,8 @@ def _loaded(file: Path, options: MapOptions, shell: Shell) -> "Embeddings | None
     made = all_succeed(lambda: Embeddings.load(file))
     if shell.dry_run:
         if is_rank0():
-            shell.reporter.answer(f"{plural(len(made), 'vector')} of {file} to lay out")
+            line = f"{plural(len(made), 'vector')} of {file} to lay out"
+            shell.reporter.answer(json.dumps({"can_run": True, "then": [line]}, indent=2) if shell.json else line)
         return None
     return replace(made, root=options.data) if options.data is not None else made
 

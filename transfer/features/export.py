@@ -1,5 +1,6 @@
 """Export features, and estimate beforehand what computing them takes."""
 
+import json
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -122,6 +123,14 @@ def _seconds_per_image(extraction: Extraction) -> float:
     # Workers read while the network computes, so that the slower of the two counts. Without workers they alternate.
     compute = (time.perf_counter() - start) * len(few) / len(good)
     return (max(read, compute) if extraction.workers else read + compute) / len(few)
+
+
+def answer_plan(planned: dict[str, Any], reporter: Reporter, *, then: Sequence[str] = (), as_json: bool) -> None:
+    """Print a plan, for `--dry-run`: as text, or with `--json` as JSON with the lines of `then` as a list."""
+    if as_json:
+        reporter.answer(json.dumps({"can_run": True, **planned, "then": list(then)}, indent=2))
+    else:
+        reporter.answer(describe_plan(planned, then))
 
 
 def describe_plan(planned: dict[str, Any], then: Sequence[str] = ()) -> str:

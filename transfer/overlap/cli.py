@@ -52,7 +52,7 @@ def _overlap(given: list[Any], shell: Shell, device: "torch.device") -> int:
             "a perceptual hash of every image",
             f"{plural(options.k, 'nearest train image')} of each test image, twice",
         )
-        forecast(task or hashing, Work({"train": train, "test": test}, then=then), reporter)
+        forecast(task or hashing, Work({"train": train, "test": test}, then=then), reporter, as_json=shell.json)
         return 0
     thresholds = {} if options.cosine is None else {"features": options.cosine}
     thresholds |= {} if options.bits is None else {"hash": of_bits(options.bits)}

@@ -313,6 +313,18 @@ def test_a_dry_run_shows_every_option_and_writes_nothing(
     assert stub.trained == []
 
 
+def test_a_dry_run_refuses_another_run_and_says_what_resumes(
+    stub: Perfect, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert detect(data, "--run", str(tmp_path / "run")) == 0
+    capsys.readouterr()
+    assert detect(data, "--run", str(tmp_path / "run"), "--dry-run") == 0
+    assert capsys.readouterr().out.splitlines()[0] == f"it can run: it resumes the run in {tmp_path / 'run'}"
+    for dry in ((), ("--dry-run",)):
+        assert detect(data, "--run", str(tmp_path / "run"), "--set", "seed=3", *dry) == 2
+        assert "belongs to another run (settings.seed was 0, now 3)" in capsys.readouterr().err
+
+
 def test_a_dry_run_without_detectron2_shows_its_plan_and_what_to_do(
     stub: Perfect, data: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -331,7 +343,7 @@ def test_a_dry_run_without_detectron2_shows_its_plan_and_what_to_do(
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--ckpt", "vit"], "detection takes a resnet50, resnet101, resnet152, and vit is a vit_small"),
+        (["--ckpt", "vit"], "detection takes a resnet50 or resnet101 or resnet152, and vit is a vit_small"),
         (["--set", "input_format=BGR"], "input_format=BGR, but mine was trained with RGB"),
         (["--set", "stride_in_1x1=true"], "stride_in_1x1=true, but mine was trained with false"),
         (["--set", "std=1,1,1"], "std=1,1,1, but mine was trained with"),

@@ -32,7 +32,8 @@ def expected(run: Path, photos: Path) -> dict[str, np.ndarray]:
 
 
 def words(run: Path, photos: Path, out: Path, *more: str) -> list[str]:
-    usual = ["--workers", "0", "--batch-size", "4", "--device", "cpu", "--cache", str(out.parent / "cache")]
+    cache = [] if "--no-cache" in more else ["--cache", str(out.parent / "cache")]
+    usual = ["--workers", "0", "--batch-size", "4", "--device", "cpu", *cache]
     return ["embed", "--ckpt", str(run), "--data", str(photos), "--out", str(out), *usual, *more]
 
 
