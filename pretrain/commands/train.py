@@ -73,6 +73,7 @@ def dry_run_here(options: argparse.Namespace, recipe: Recipe) -> int:
     from ..data.hub_stream import refuse_stream
     from ..plan.plan import plan_run, print_plan_report
     from ..run.run_folder import extended, newest_step, refuse_folder, refuse_place, stored_recipe
+    from ..run.sets import find_sets
     from ..training.judging import check_references
     from ..training.pixels import with_their_pixels
     from ..training.start import check_run, complete_recipe
@@ -89,6 +90,9 @@ def dry_run_here(options: argparse.Namespace, recipe: Recipe) -> int:
         _, recipe = extended(recipe, stored_recipe(place.folder), place, options.extend)
     check_run(recipe, images, begun=begun)
     recipe = complete_recipe(recipe, images, reporter.note, begun=begun)
+    for folder in (recipe.monitor.data, recipe.monitor.source):
+        if folder is not None:
+            find_sets(folder, reporter.note)
     refuse_folder(place, recipe, images, extends=options.extend is not None)
     if recipe.distil.active:
         check_writable_folder(cache_root(), advice="name a folder elsewhere in EXCB_CACHE")  # for teachers' features
