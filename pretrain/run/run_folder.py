@@ -121,8 +121,8 @@ class RunFolder:
             return now
         if before != now:
             self._warn(
-                f"files of {images.root} have other sizes than when this run began, under the same names: it goes on "
-                "with the images as they are now"
+                f"files of {images.root} have other sizes than when this run began, under the same names: it "
+                "continues with the images as they are now"
             )
         return now
 
