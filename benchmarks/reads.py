@@ -123,7 +123,7 @@ def write_own(own: Path) -> None:
 
 
 def reads(folder: Path, own: Path, coco: Path | None) -> dict[str, tuple[Callable[[], Any], int]]:
-    """The files that are read, and how often."""
+    """The reads that are timed, and how often each is repeated."""
     import excb
     from excb.checkpoint.run_checkpoint import read_run_checkpoint
     from excb.files import toml

@@ -199,6 +199,15 @@ def _out_of_memory(error: Exception) -> UserError | None:
     return UserError(f"out of memory{f' ({reason[0]})' if reason else ''}: {_REMEDIES[errno.ENOMEM]}")
 
 
+def user_error_of(error: Exception) -> UserError | None:
+    """The user's error that an exception is or stands for, or None where it may be a bug of the program."""
+    if isinstance(error, UserError):
+        return error
+    if isinstance(error, OSError):
+        return as_user_error(error)
+    return _out_of_memory(error) if isinstance(error, MemoryError | RuntimeError | ImportError) else None
+
+
 def run_program(program: str, main: Callable[[], int]) -> int:
     """Run a command line program's `main`, turning a user's error into one line on stderr and exit code 2."""
     try:
@@ -216,7 +225,7 @@ def run_program(program: str, main: Callable[[], int]) -> int:
             os.dup2(devnull, stream.fileno())
         return 0
     except (OSError, MemoryError, RuntimeError, ImportError) as error:
-        if (user_error := as_user_error(error) if isinstance(error, OSError) else _out_of_memory(error)) is None:
+        if (user_error := user_error_of(error)) is None:
             raise
         return print_error(program, user_error)
     except KeyboardInterrupt:

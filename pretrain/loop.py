@@ -32,7 +32,7 @@ from .figures import curves
 from .initialise import start_centroids
 from .precision import resolved
 from .recipe import Recipe
-from .run.journal import Journal
+from .run.journal import NOT_FINITE, Journal
 from .run.monitor import MeasurementStoppedError
 from .run.profiling import StepProfile
 from .run.progress import kept_facts, run_report, sum_up
@@ -246,7 +246,8 @@ class TrainingLoop:
     def _prepare_and_train(self, stop: StopRequest) -> bool:
         """Measure the start and initialise the centroids if that is due, and train; whether it was asked to stop."""
         folder, step = self.folder.path if self.folder else None, self.progress.step
-        with Journal(folder, step=step, wandb=self._wandb()) as self.journal:
+        pending = self.statistics.complete
+        with Journal(folder, step=step, pending=pending, wandb=self._wandb()) as self.journal:
             try:
                 if self.recipe.measures_start and not step and self._measure_start(stop):
                     return True
@@ -390,7 +391,7 @@ class TrainingLoop:
 
         def save() -> str:
             assert self.folder is not None
-            self.journal.write("alarm", step, {"epoch": self.state.epochs_done, "name": "not finite", "message": cause})
+            self.journal.write("alarm", step, {"epoch": self.state.epochs_done, "name": NOT_FINITE, "message": cause})
             self._draw()
             return os.fspath(self.folder.save_diverged(contents, step=step))
 

@@ -18,6 +18,7 @@ import sys
 import threading
 import traceback
 from collections.abc import Collection, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from inspect import signature
 from multiprocessing import forkserver, resource_tracker
@@ -169,9 +170,7 @@ class _Program:
         for number, stream in enumerate([os.dup(stream) for stream in self.streams]):
             os.dup2(stream, number)
         self.streams = [0, 1, 2]
-        tracker = resource_tracker._resource_tracker._fd or 3  # type: ignore[attr-defined]
-        os.closerange(3, tracker)
-        os.closerange(tracker + 1, os.sysconf("SC_OPEN_MAX"))
+        _give_up_files(but=(0, 1, 2, resource_tracker._resource_tracker._fd))  # type: ignore[attr-defined]
         self.run()
 
     def run(self) -> NoReturn:
@@ -214,6 +213,23 @@ class _Program:
             end_shortly(pytest.MonkeyPatch())
         first = str(Path(self.words[0]).resolve().parent) if self.words[0][0] != "-" else self.folder
         sys.path[:0] = [first, *filter(None, self.environment.get("PYTHONPATH", "").split(os.pathsep))]
+
+
+def _give_up_files(but: Collection[int | None]) -> None:
+    """Put the null device in place of all open files but these.
+
+    Closed, their numbers would go to new files, which a library may then take for its own. libuv, with which a launcher
+    of ranks keeps its store, closes two of its numbers and opens a pipe there whenever its process is forked: a data
+    worker of a rank whose queue had one of these numbers waited forever.
+    """
+    nothing = os.open(os.devnull, os.O_RDWR)
+    for number in [int(file.name) for file in Path("/dev/fd").iterdir()]:
+        with suppress(OSError):  # the listing itself was one, and is closed
+            os.fstat(number)
+            if number not in but:
+                os.dup2(nothing, number, inheritable=False)
+    if nothing not in but:
+        os.close(nothing)
 
 
 def _exit_code(words: Sequence[str]) -> int:

@@ -89,6 +89,32 @@ def test_ranks_are_children_of_their_launcher_and_inherit_nothing_of_it(
         assert (tmp_path / f"out{rank}").read_text() == repr([rank, True, True, [], True, ["word"]])
 
 
+FORKS = """
+import os, sys
+
+def held():
+    numbers = [int(name) for name in os.listdir("/proc/self/fd")]
+    return {number: os.readlink(f"/proc/self/fd/{number}") for number in numbers if number in opened}
+
+opened = [os.memfd_create("a file of the rank") for _ in range(60)]
+before, (reads, writes) = held(), os.pipe()
+if not os.fork():
+    os.write(writes, b"same" if held() == before else b"other")
+    os._exit(0)
+open(os.environ["OUT"] + os.environ["RANK"], "wb").write(os.read(reads, 9))
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="needs Linux")
+def test_no_file_of_a_rank_is_lost_in_its_data_workers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A launcher's store closes files by their numbers in each fork of its process."""
+    (tmp_path / "a_rank_that_forks.py").write_text(FORKS)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setenv("OUT", str(tmp_path / "out"))
+    assert forked.launch("a_rank_that_forks", [], 2) == 0
+    assert [(tmp_path / f"out{rank}").read_bytes() for rank in "01"] == [b"same", b"same"]
+
+
 def test_what_is_preloaded_is_there() -> None:
     program = "import sys, time, torch; print(time.process_time(), torch.get_num_threads(), *sys.modules)"
     ended = forked.run(
@@ -124,8 +150,9 @@ def test_a_run_that_hangs_says_where_each_of_its_processes_is(tmp_path: Path) ->
     """Both processes are forked."""
     program = (
         "import os, signal\n"
-        "def parent(): print('up', flush=True); signal.pause()\n"
-        "def child(): signal.pause()\n"
+        "def parent():\n    while True: signal.pause()\n"  # a signal ends each pause
+        "def child():\n    while True: signal.pause()\n"
+        "print('up', flush=True)\n"
         "parent() if os.fork() else child()\n"
     )
     running = start_process([sys.executable, "-c", program], tmp_path / "run")

@@ -31,7 +31,7 @@ from excb.distributed.collectives import join_store, world_size
 from excb.distributed.heartbeat import watched
 from excb.distributed.launcher import LOST, check_environment, exit_at_once, started_together, whole_number
 from excb.distributed.machine import choose_device
-from excb.errors import UserError, first_line, is_rank0, print_error
+from excb.errors import UserError, first_line, is_rank0, print_error, user_error_of
 
 # What gloo and NCCL report when the other side is gone.
 _LOST_WORDS = ("Connection closed by peer", "Connection reset by peer", "ncclRemoteError", "remote process exited")
@@ -185,12 +185,16 @@ def _once(work: Callable[[torch.device], int], place: torch.device) -> int:
     """Do the work. Of equal errors on several ranks only the first is reported."""
     try:
         return work(place)
-    except UserError as error:
-        if not error.already_reported:
-            name = hashlib.sha256(str(error).encode()).hexdigest()
+    except Exception as error:
+        if (user_error := user_error_of(error)) is None:
+            raise
+        if user_error is not error:
+            user_error.rank_local = True  # such as a full disk, which only this rank may have met
+        if not user_error.already_reported:
+            name = hashlib.sha256(str(user_error).encode()).hexdigest()
             # Not a collective, since the other ranks may be elsewhere.
-            error.already_reported = join_store().add(f"excb/{name}", 1) > 1
-        raise
+            user_error.already_reported = join_store().add(f"excb/{name}", 1) > 1
+        raise user_error from None
 
 
 def average_gradients(

@@ -119,7 +119,9 @@ class _HubSet:
 
         place, *options = text.split(",")
         named = _named_columns(text, options)
-        require(bool(place.partition("@")[0]), "hf: needs a data set's name, as in hf:ethz/food101")
+        name, at, configuration = place.partition("@")
+        require(bool(name), "hf: needs a data set's name, as in hf:ethz/food101")
+        require(bool(configuration) or not at, f"hf:{text} names no configuration after @: leave @ out")
         try:
             library = importlib.import_module("datasets")
         except ImportError:

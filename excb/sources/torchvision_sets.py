@@ -120,7 +120,8 @@ def _known(text: str) -> str:
     """The name of a data set in torchvision's spelling; raises UserError if there is none."""
     if (name := torchvision_name(text)) is None:
         hint = nearest_name(text.upper(), map(str.upper, SETS))
-        raise UserError(f"no torchvision:{text}{hint}; with train and test there are {', '.join(SETS)}")
+        missing = f"no torchvision:{text}{hint}" if text else "torchvision: needs a data set's name"
+        raise UserError(f"{missing} (with train and test there are {', '.join(SETS)})")
     return name
 
 

@@ -29,6 +29,7 @@ from ..recipe import Recipe
 # Sums over steps, in the order that checkpoints hold them; those of older versions hold the first three.
 DISTILLED = tuple(f"distil_{name}" for name in OBJECTIVES)
 SUMS = ("loss", "confidence", "agreement", "cluster_loss", "contrast", "regression", "anchor", *DISTILLED)
+NOT_FINITE = "not finite"  # the alarm of a rejected step; all others are of an epoch
 
 
 class EpochStatistics:
@@ -203,13 +204,16 @@ class Journal:
     Args:
         folder: the run folder; None on ranks that write nothing.
         step: the step the run resumes from; what an interrupted process wrote after it is dropped.
+        pending: this step ends an epoch that is yet to be summed up; what was written of it before is dropped too.
         wandb: arguments of `wandb.init`, or None.
 
     Raises:
         UserError: Weights & Biases is wanted but not installed, or the folder cannot be written.
     """
 
-    def __init__(self, folder: Path | None, *, step: int, wandb: dict[str, Any] | None = None) -> None:
+    def __init__(
+        self, folder: Path | None, *, step: int, pending: bool = False, wandb: dict[str, Any] | None = None
+    ) -> None:
         self._file: Path | None = None
         self._tensorboard: TensorBoardWriter | None = None
         self._wandb: Any = None
@@ -227,6 +231,8 @@ class Journal:
             self._wandb = weights_and_biases.init(id=name, resume="allow", dir=str(folder), **wandb)
         self._file = folder / METRICS
         kept = [line for line in read_metrics(folder) if line["step"] <= step] if step else []
+        if pending:
+            kept = [line for line in kept if line["step"] < step or not _of_epoch(line)]
         with _write_errors(self._file):
             # Atomic: a kill leaves the old file or the new one.
             write_text("".join(json.dumps(line) + "\n" for line in kept), self._file)
@@ -274,6 +280,11 @@ class Journal:
             self._tensorboard.close()
         if self._wandb is not None:
             self._wandb.finish()
+
+
+def _of_epoch(line: dict[str, Any]) -> bool:
+    """Whether a line is written when an epoch is summed up."""
+    return line["kind"] == "epoch" or (line["kind"] == "alarm" and line.get("name") != NOT_FINITE)
 
 
 @contextmanager

@@ -27,7 +27,7 @@ from excb.pretrain.overrides import apply, find_recipe
 from excb.pretrain.run.progress import MEANINGS
 from excb.pretrain.run.remote_mirror import RunLocation
 from excb.pretrain.run.run_folder import RunFolder
-from tests.pretrain.small_runs import OVERRIDES, assert_same, write_images
+from tests.pretrain.small_runs import OVERRIDES, assert_same, stopped_before, write_images
 
 pytestmark = pytest.mark.usefixtures("one_thread", "short_end")
 
@@ -165,6 +165,21 @@ def test_a_stopped_run_resumes_to_the_same_end(
     assert newest(tmp_path)["step"] == stop_after
     assert pretrain(images, tmp_path) == 0
     assert_same(newest(finished), newest(tmp_path))
+    assert figures(finished) == figures(tmp_path)
+
+
+def test_an_epoch_that_is_summed_up_again_has_its_lines_once(
+    images: Path, finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Stopped at the end of an epoch, which the next start sums up; that one dies before it saves."""
+    with stopped_before(2):
+        assert pretrain(images, tmp_path) == 128 + signal.SIGTERM
+    with monkeypatch.context() as patch:
+        patch.setattr(step.Trainer, "step", lambda *_: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            pretrain(images, tmp_path, "run.save_epochs=9")
+    assert [line["kind"] for line in read_metrics(tmp_path)].count("epoch") == 1
+    assert pretrain(images, tmp_path) == 0
     assert figures(finished) == figures(tmp_path)
 
 

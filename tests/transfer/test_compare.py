@@ -16,6 +16,7 @@ from excb.errors import UserError
 from excb.ledger import doubt
 from excb.results.result import ResultRecord
 from excb.transfer.compare import compare_results
+from excb.transfer.reporting.fields import differences
 from excb.transfer.reporting.predictions import Predictions
 from excb.transfer.reporting.report import write_result
 
@@ -255,3 +256,8 @@ def test_the_ledger_of_the_run_behind_a_checkpoint_is_stated(make: Make) -> None
     assert quiet(first, second)["warnings"] == [
         "the images of pretraining: 1 image with values outside, such as 7.png: clipped"
     ]
+
+
+def test_a_precision_that_is_not_stated_is_fp32() -> None:
+    assert differences({"feature_precision": "bf16"}, {}) == ["feature precision bf16, not fp32"]
+    assert differences({"feature_precision": "fp32"}, {}) == []

@@ -67,20 +67,35 @@ def partition(rows: Rows, *, method: ClusterMethod = "kmeans", k: int | None = N
             finds no cluster.
     """
     count = len(rows)
-    require(count >= 2, f"{plural(count, 'image')} cannot be clustered: it takes two at least")
-    require(method in ("kmeans", "hdbscan"), f"the method is kmeans or hdbscan, not {method!r}")
+    number = clusters_of(count, method=method, k=k)
     parts = [rows.rows(part.start, part.stop) for part in in_batches(range(count), BATCH)]
     unit = torch.nn.functional.normalize(torch.cat(parts).double(), dim=1).float()
-    if method == "hdbscan":
-        require(k is None, "HDBSCAN finds the number of clusters itself: leave k out, or use kmeans")
+    if number is None:
         return _dense(unit)
-    chosen = max(2, round(math.sqrt(count))) if k is None else k
-    require(isinstance(chosen, Integral), f"k is a number of clusters, not {in_short(k)}")
-    require(2 <= chosen <= count, f"k is {chosen}: clusters of {plural(count, 'image')} are 2 to {count:,}")
-    centres = torch.from_numpy(np.asarray(_kmeans(unit.numpy(), chosen, seed), np.float32))
+    centres = torch.from_numpy(np.asarray(_kmeans(unit.numpy(), number, seed), np.float32))
     centroids = torch.nn.functional.normalize(centres, dim=1)
     rule = "the square root of the number of images" if k is None else "given"
     return Partition(_nearest(unit, centroids), centroids, {"method": method, "k_by": rule, "seed": seed})
+
+
+def clusters_of(count: int, *, method: ClusterMethod, k: int | None) -> int | None:
+    """The number of clusters that k-means makes of so many images; None of HDBSCAN, which finds it.
+
+    Raises:
+        UserError: as `partition`, but for what only the features show.
+    """
+    require(count >= 2, f"{plural(count, 'image')} cannot be clustered: it takes two at least")
+    require(method in ("kmeans", "hdbscan"), f"the method is kmeans or hdbscan, not {method!r}")
+    if method == "hdbscan":
+        require(k is None, "HDBSCAN finds the number of clusters itself: leave k out, or use kmeans")
+        require(count > SMALLEST, f"{plural(count, 'image is', 'images are')} too few for HDBSCAN: use kmeans")
+        most = f"{plural(count, 'image is', 'images are')} too many for HDBSCAN (at most {MOST_DENSE:,}): use kmeans"
+        require(count <= MOST_DENSE, most)
+        return None
+    number = max(2, round(math.sqrt(count))) if k is None else k
+    require(isinstance(number, Integral), f"k is a number of clusters, not {in_short(k)}")
+    require(2 <= number <= count, f"k is {number}: clusters of {plural(count, 'image')} are 2 to {count:,}")
+    return number
 
 
 def _kmeans(unit: np.ndarray, k: int, seed: int) -> np.ndarray:
@@ -119,9 +134,6 @@ def _dense(unit: Tensor) -> Partition:
     from sklearn.decomposition import PCA
 
     count = len(unit)
-    require(count > SMALLEST, f"{plural(count, 'image is', 'images are')} too few for HDBSCAN: use kmeans")
-    most = f"{plural(count, 'image is', 'images are')} too many for HDBSCAN (at most {MOST_DENSE:,}): use kmeans"
-    require(count <= MOST_DENSE, most)
     seen = PCA(min(WIDTH, *unit.shape), random_state=0).fit_transform(unit.numpy())
     labels = HDBSCAN(min_cluster_size=SMALLEST, copy=True).fit(seen).labels_.astype(np.int64)
     clusters = int(labels.max()) + 1

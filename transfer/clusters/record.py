@@ -3,10 +3,10 @@
 from functools import partial
 from typing import TYPE_CHECKING
 
-from excb.console import Reporter
+from excb.console import Reporter, plural
 
 from ..opening import task_on
-from ..protocol import Measurement, Protocol
+from ..protocol import Measurement, Protocol, Work
 from .options import ClusterInputs, ClusterOptions
 
 if TYPE_CHECKING:
@@ -28,11 +28,26 @@ def _open(shared: ClusterInputs, own: ClusterOptions, device: "torch.device", re
     all_succeed(partial(refuse_idle_root, shared.data_root, shared.data))
     images = all_succeed(partial(images_of, shared.data, data_root=shared.data_root, note=reporter.note))
     ledger_of(images).of("images").tell(reporter)
+    all_succeed(partial(_work_of, own, len(images)))  # refuses numbers of clusters before the network is loaded
     heads = own.of_features is None
     task = ClusterTask(**vars(task_on(shared, images, images, device, heads=heads)))
     if heads:
         all_succeed(lambda: task.heads)  # refuses a checkpoint without, before images are read
     return task
+
+
+def _work_of(own: ClusterOptions, images: int) -> str:
+    """The work that follows the features of so many images, in words."""
+    from .partition import clusters_of
+
+    if own.of_features is None:
+        return "every image's nearest centroid"
+    number = clusters_of(images, method=own.of_features, k=own.k)
+    return "HDBSCAN of these features" if number is None else f"k-means of these features: {plural(number, 'cluster')}"
+
+
+def _work(task: "ClusterTask", options: ClusterOptions, _reporter: Reporter) -> Work:
+    return Work(task.sets, then=(_work_of(options, len(task.images)),))
 
 
 def _measure(task: "ClusterTask", options: ClusterOptions, reporter: Reporter) -> Measurement:
@@ -48,6 +63,7 @@ CLUSTERS = Protocol(
     shared=ClusterInputs,
     open=_open,
     measure=_measure,
+    work=_work,
     out="folder",
     families=(),  # its figures are of clusters, and none ranks checkpoints
     cost=lambda _options, images: None if images.train is None else float(images.train),

@@ -65,9 +65,8 @@ def open_multilabel(text: str, split: Split, _root: Path | None, _note: Note) ->
         UserError: the folder has none of the layouts, or its files are wrong.
     """
     folder = Path(text)
-    require(
-        bool(text) and folder.is_dir(), f"no folder {folder}: {SOURCE.form} names one of images with several labels"
-    )
+    missing = f"no folder {folder}" if text else f"{SOURCE.prefix}: needs a folder"
+    require(bool(text) and folder.is_dir(), f"{missing}: {SOURCE.form} names one of images with several labels")
     for layout in LAYOUTS:
         if (known := layout.read(folder, split)) is not None:
             return _checked(known)

@@ -1,6 +1,7 @@
 """The table of sources of labelled images, one file each; names without a prefix of it are folders, URLs or shards."""
 
 from collections.abc import Mapping
+from difflib import get_close_matches
 from pathlib import Path
 
 from excb.errors import UserError, nearest_path, require
@@ -150,7 +151,10 @@ def _existing(text: str) -> str:
         raise UserError(f"{text} names shards of one split: name both splits with --train SHARDS --test SHARDS")
     folder = Path(text)
     if not folder.is_dir() and not is_table(text):
-        names = [f"{source.prefix}:{text}" for source in SOURCES if source.find(text) is not None]
+        prefix, colon, rest = text.partition(":")
+        near = get_close_matches(prefix, [source.prefix for source in SOURCES], n=1) if colon else []
+        names = [f"{each}:{rest}" for each in near]
+        names += [f"{source.prefix}:{text}" for source in SOURCES if source.find(text) is not None]
         meant = f" (or did you mean {' or '.join(names)}?)" if names else ""
         forms = " or ".join(source.form for source in SOURCES)
         raise UserError(

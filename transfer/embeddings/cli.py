@@ -1,6 +1,7 @@
 """`excb-eval embed` and `excb-eval search`: their options, and what they do in each process."""
 
 import json
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -58,7 +59,7 @@ def _search(given: list[Any], shell: Shell, device: "torch.device") -> int:
     if shell.out is not None and shell.out.suffix not in (".html", ".htm"):
         raise UserError.on_all_ranks(f"--out {shell.out}: the page is written to a file that ends in .html")
     all_succeed(options.check)
-    embeddings = _indexed(options, shell, device)
+    embeddings = _indexed(options, shell, device, options.then)
     if embeddings is None:
         return 0
     run_on_rank0(lambda: _answer(options, shell, embeddings))
@@ -131,7 +132,9 @@ def _print(findings: "SearchFindings", embeddings: "Embeddings", reporter: Repor
         reporter.answer(f"{rest} not listed: --json has all")
 
 
-def _indexed(options: EmbedOptions, shell: Shell, device: "torch.device") -> "Embeddings | None":
+def _indexed(
+    options: EmbedOptions, shell: Shell, device: "torch.device", then: Sequence[str] = ()
+) -> "Embeddings | None":
     """`embeddings_of`, where an index can be written if one is asked for."""
     from excb.distributed.collectives import all_succeed
 
@@ -139,11 +142,14 @@ def _indexed(options: EmbedOptions, shell: Shell, device: "torch.device") -> "Em
 
     if options.index is not None:
         all_succeed(require_faiss)
-    return embeddings_of(options, shell, device)
+    index = [] if options.index is None else ["an index of the vectors"]
+    return embeddings_of(options, shell, device, [*index, *then])
 
 
-def embeddings_of(options: AnyImagesOptions, shell: Shell, device: "torch.device") -> "Embeddings | None":
-    """The embeddings of all images; None after `--dry-run`."""
+def embeddings_of(
+    options: AnyImagesOptions, shell: Shell, device: "torch.device", then: Sequence[str] = ()
+) -> "Embeddings | None":
+    """The embeddings of all images; None after `--dry-run`, which says what comes `then`."""
     from excb.remote.home import cache_root
 
     from ..features.export import answer_plan, plan_features
@@ -157,7 +163,7 @@ def embeddings_of(options: AnyImagesOptions, shell: Shell, device: "torch.device
     if shell.dry_run:
         planned = plan_features({"images": computing.extraction_of(task)}, cache)
         if is_rank0():
-            answer_plan(planned, reporter, as_json=shell.json)
+            answer_plan(planned, reporter, then=then, as_json=shell.json)
         return None
     task = replace(task, cache=cache)
     return computing.compute(task, cache, reporter, loads=options.ckpt)

@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -56,6 +57,7 @@ def _map(given: list[Any], shell: Shell, device: "torch.device") -> int:
     from excb.distributed.collectives import all_succeed, run_on_rank0
 
     from ..map.page import require_bokeh
+    from ..map.projection import NAMES, require_method
     from .cli import embeddings_of, forget_unfinished
 
     options: MapOptions = given[0]
@@ -65,8 +67,9 @@ def _map(given: list[Any], shell: Shell, device: "torch.device") -> int:
     if shell.out is not None and shell.out.suffix not in (".html", ".htm"):
         raise UserError.on_all_ranks(f"--out {shell.out}: the map is written to a file that ends in .html")
     all_succeed(require_bokeh)
-    file = options.embeddings
-    made = embeddings_of(options, shell, device) if file is None else _loaded(file, options, shell)
+    umap = all_succeed(partial(require_method, options.method)) and options.method != "tsne"
+    then, file = [f"a layout of these vectors by {NAMES['umap' if umap else 'tsne']}"], options.embeddings
+    made = embeddings_of(options, shell, device, then) if file is None else _loaded(file, options, shell)
     if made is not None and (out := shell.out) is not None:
         run_on_rank0(lambda: _write(options, shell, made, out))
         forget_unfinished(options, shell)

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Literal
 
 from excb.cli import local_path
+from excb.console import plural
 from excb.errors import require
 from excb.images.formats.video import stored_file
 from excb.option_parser import require_use
@@ -72,6 +73,19 @@ class SearchOptions(EmbedOptions):
     def cosine(self) -> float | None:
         """From which images are near-duplicates; None to calibrate it."""
         return None if isinstance(self.near_duplicates, str) else self.near_duplicates
+
+    @property
+    def then(self) -> list[str]:
+        """The work that follows the vectors, in words."""
+        lines = (
+            [f"the {plural(self.k, 'nearest image')} of {plural(len(self.query), 'query', 'queries')}"]
+            if self.query
+            else []
+        )
+        if self.near_duplicates is None:
+            return lines
+        copies = ", and altered copies of some that calibrate it" if self.cosine is None else ""
+        return [*lines, f"near-duplicates: every pair of these images{copies}"]
 
     def check(self) -> None:
         """Raise UserError where a query is not a file, or k is not positive or has no use."""

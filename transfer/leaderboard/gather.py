@@ -13,7 +13,7 @@ from excb.hub.catalogue import BUNDLED, Checkpoint, find
 from excb.results.result import ResultRecord
 
 from .board import FigureSource, MeasuredResult
-from .submission import check_shown
+from .submission import check_shown, is_shown
 
 _NEAR = 2  # a page may link to files that lie at most so many folders above its own
 
@@ -22,7 +22,8 @@ def gather(named: Sequence[Path | ResultRecord], out: Path) -> list[MeasuredResu
     """Read results; one that is there twice counts once.
 
     Args:
-        named: results, result files, and folders that hold some at any depth; JSON of other kinds is passed over there.
+        named: results, result files, and folders that hold some at any depth; JSON of other kinds is passed over there,
+            and so are results without a figure that a board shows (`passed_over`).
         out: folder of the page, which links to files near it.
 
     Raises:
@@ -33,7 +34,11 @@ def gather(named: Sequence[Path | ResultRecord], out: Path) -> list[MeasuredResu
     for result in (each for each in named if isinstance(each, ResultRecord)):
         row = find(str(result.checkpoint.get("name") or result.checkpoint.get("source")))
         results.setdefault(result.to_json(), MeasuredResult(result, FigureSource("measured now"), row))
-    for file in results_of([each for each in named if isinstance(each, Path)]):
+    paths = [each for each in named if isinstance(each, Path)]
+    left_out = passed_over(paths)
+    for file in results_of(paths):
+        if file in left_out:
+            continue
         result = ResultRecord.read(file)
         check_shown(file, result)
         results.setdefault(result.to_json(), MeasuredResult(result, _source(file, out), _checkpoint(result, file)))
@@ -54,6 +59,16 @@ def results_of(named: Sequence[Path]) -> list[Path]:
         if not files:
             raise UserError(f"no result of `excb-eval` below {path}: name a file that --out wrote, or a folder of them")
     return [file for files in by_path.values() for file in files]
+
+
+def passed_over(named: Sequence[Path]) -> list[Path]:
+    """The results of folders without a figure that a board shows, such as those of clusters; named files are refused.
+
+    Raises:
+        UserError: as `results_of`, or a result is damaged.
+    """
+    files = results_of([path for path in named if path.is_dir()])
+    return [file for file in files if file not in named and not is_shown(ResultRecord.read(file))]
 
 
 def _files(path: Path) -> Iterator[Path]:

@@ -48,8 +48,14 @@ def check_result(file: Path) -> list[str]:
     return done
 
 
+def is_shown(result: ResultRecord) -> bool:
+    """Whether a result has a figure that a board shows."""
+    return any(map(kind_of, result.figures))
+
+
 def check_shown(file: Path, result: ResultRecord) -> None:
     """Raise UserError unless a board can show a result: whose and of what it is, and figures that can be."""
+    require(is_shown(result), f"{file} holds no figure that a leaderboard shows: leave it out")
     said = (result.checkpoint.get("weights_sha256"), comparable.test_part(result).get("fingerprint"))
     require(all(said), f"{file} does not say which weights and which test images it is of: measure again with --out")
     for name in filter(kind_of, result.figures):
@@ -95,7 +101,7 @@ def _hashes(result: ResultRecord) -> None:
 
 
 def _figures(result: ResultRecord) -> None:
-    if not any(map(kind_of, result.figures)):
+    if not is_shown(result):
         raise UserError("it holds no figure that a leaderboard shows")
     for name in result.figures:
         _figure(result, name)

@@ -50,12 +50,18 @@ def project(vectors: np.ndarray, method: ProjectionMethod = "auto", *, seed: int
     return Projection(points.astype(np.float32), NAMES[chosen], time.perf_counter() - started)
 
 
-def _method(method: str, images: int) -> Literal["umap", "tsne"]:
+def require_method(method: str) -> bool:
+    """Whether UMAP is installed. Raises UserError where there is no such method, or UMAP is asked for and missing."""
     require(method in ("auto", *NAMES), f"a map is made by auto, {' or '.join(NAMES)}, not by {method}")
     installed = importlib.util.find_spec("umap") is not None
+    if method == "umap" and not installed:
+        raise UserError("UMAP is not installed: run `pip install 'excb[map]'`, or use t-SNE (tsne)")
+    return installed
+
+
+def _method(method: str, images: int) -> Literal["umap", "tsne"]:
+    installed = require_method(method)
     if method == "umap":
-        if not installed:
-            raise UserError("UMAP is not installed: run `pip install 'excb[map]'`, or use t-SNE (tsne)")
         require(images >= FEWEST, f"UMAP needs {FEWEST} images, and there are {images}: use t-SNE (tsne)")
     if method == "tsne" or not installed or images < FEWEST:
         return "tsne"

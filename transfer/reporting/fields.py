@@ -7,6 +7,8 @@ from typing import Any
 
 # Settings that a protocol found or drew by itself, or that say who it is by.
 OUTCOMES = frozenset({"chosen", "sweep", "select_images", "seed", "seeds", "source", "assumed"})
+# Settings that are not stated where they are as they have always been.
+IMPLIED = {"feature_precision": "fp32"}
 OTHER, UNSTATED = "other protocol", "not stated"  # fields of published figures that no command here could give
 _NAMES = {"temperature": "T", "weight_decay": "weight decay", "lr_batch": "lr per images"}
 _FIRST = ("k", "T", "recipe", "engine", "epochs", "batch", "lr", "weight decay", "backbone_lr", "head_lr", "schedule",
@@ -35,8 +37,8 @@ def differences(one: Mapping[str, Any], other: Mapping[str, Any]) -> list[str]:
     if OTHER in one:
         return [one[OTHER]]
     names = [*one, *(name for name in other if name not in one)]
-    unlike = [name for name in names if one.get(name) != other.get(name)]
-    return [_difference(name, one.get(name), other.get(name)) for name in unlike]
+    both = [(name, *(each.get(name, IMPLIED.get(name)) for each in (one, other))) for name in names]
+    return [_difference(name, value, unlike) for name, value, unlike in both if value != unlike]
 
 
 def _difference(name: str, value: Any, other: Any) -> str:

@@ -199,6 +199,24 @@ def test_features_of_any_checkpoint_are_clustered(
     assert "--k is for k-means: HDBSCAN finds the number itself" in capsys.readouterr().err
 
 
+def test_a_dry_run_says_how_features_are_clustered_and_refuses_what_the_run_does(
+    place: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    usual = ("--ckpt", "conv4_photos", "--data", place / "data", "--quiet")
+    for words, line in (
+        (("--k", 5), "k-means of these features: 5 clusters"),
+        (("--method", "hdbscan"), "HDBSCAN of these features"),
+    ):
+        assert call(*usual, *words, "--dry-run") == 0
+        assert line in capsys.readouterr().out.splitlines()
+    assert call("--ckpt", place / "run", *usual[2:], "--dry-run") == 0
+    assert "every image's nearest centroid" in capsys.readouterr().out.splitlines()
+    monkeypatch.setattr("excb.transfer.opening.task_on", None)  # it is refused before the network is loaded
+    for dry in ((), ("--dry-run",)):
+        assert call(*usual, "--k", 999, *dry) == 2
+        assert "k is 999: clusters of " in capsys.readouterr().err
+
+
 def test_what_cannot_be_done_is_one_line(place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     torch.save(Architecture("resnet18").build().state_dict(), tmp_path / "backbone.pth")
     (tmp_path / "file").write_text("")
@@ -236,7 +254,7 @@ def test_dry_run_estimates_and_writes_nothing(place: Path, tmp_path: Path, capsy
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].startswith("it can run")
     assert lines[1].startswith("images: 35 images")
-    assert len(lines) == 3
+    assert len(lines) == 4
     assert not (tmp_path / "out").exists()
 
 

@@ -102,6 +102,10 @@ def test_test_folder_comes_before_val_and_what_is_named_before_both(data: Path) 
         ("torchvision:flower102", "no torchvision:flower102; did you mean 'FLOWERS102'.* there are CIFAR10"),
         ("torchvision:EuroSAT", "no torchvision:EuroSAT"),
         ("hf:", "hf: needs a data set's name"),
+        ("hf:ethz/food101@", "names no configuration after @: leave @ out"),
+        ("torchvision:", r"torchvision: needs a data set's name \(with train and test there are"),
+        ("torchvison:CIFAR10", r"no folder torchvison:CIFAR10 \(or did you mean torchvision:CIFAR10\?\)"),
+        ("multilabel:", "multilabel: needs a folder: multilabel:DIR names one"),
         (None, "name the images with --data DIR"),
     ],
 )

@@ -13,6 +13,7 @@ from excb.inference.accuracy import accuracy_interval, share_interval
 from excb.inference.basis import AS_HITS, BOOTSTRAP
 from excb.inference.means import mean_interval
 from excb.results.result import ResultRecord
+from excb.transfer.cli import main
 from excb.transfer.leaderboard.gather import gather
 from excb.transfer.leaderboard.submission import check_result, submit, tolerance
 from excb.transfer.reporting.predictions import Predictions
@@ -101,6 +102,18 @@ def test_a_board_shows_nothing_that_cannot_be(change: dict[str, Any], message: s
     file.write_text(json.dumps(json.loads(file.read_text(encoding="utf-8")) | change), encoding="utf-8")
     with pytest.raises(UserError, match=f"mine.json.*{message}.*: measure again"):
         gather([file], tmp_path)
+
+
+def test_results_that_no_board_shows_are_passed_over_in_folders_and_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write(tmp_path / "runs", "knn.json", result({"knn_top1_k20": 50.0}))
+    clusters = write(tmp_path / "runs", "clusters.json", result({"purity_percent": 50.0}, protocol="clusters"))
+    assert len(gather([tmp_path / "runs"], tmp_path)) == 1 + len(gather([], tmp_path))
+    assert main(["leaderboard", str(tmp_path / "runs"), "--out", str(tmp_path / "board")]) == 0
+    assert f"1 result has no figure that a leaderboard shows, such as {clusters}" in capsys.readouterr().err
+    assert main(["leaderboard", str(clusters), "--out", str(tmp_path / "board")]) == 2
+    assert "clusters.json holds no figure that a leaderboard shows: leave it out" in capsys.readouterr().err
 
 
 def test_runs_that_measure_nothing(tmp_path: Path) -> None:
