@@ -204,7 +204,7 @@ def run_study(
     jobs = list({job.folder: job for job in (*trials, *jobs)}.values())
     left = grid.unfinished(jobs)
     _refuse_cells([job for job in left if job.cell not in REFERENCES], sets)
-    check_writable_folder(grid.folder)
+    check_writable_folder(grid.folder, advice="choose another --out")
     if dry_run:
         _print_plan(grid, jobs, left, reporter, as_json=as_json)
         return 0
