@@ -56,9 +56,17 @@ def apply(recipe: Recipe, words: Sequence[str]) -> Recipe:
     for word in words:
         name, equals, text = word.partition("=")
         if not equals:
-            raise UserError(f"{word!r} is not an override: write section.field=value, such as optim.epochs=100")
+            raise UserError(f"{word!r} is not an override: write {_instead_of(word, recipe)}")
         values[name] = value_of_text(text, _field_type(recipe, name))
     return replace_fields(recipe, values)
+
+
+def _instead_of(word: str, recipe: Recipe) -> str:
+    """The override that somebody may have meant: of recipes that need a network, its name."""
+    network = "init" if recipe.adapt.active else "distil.teachers" if recipe.distil.active else None
+    if network is None or word in field_names(recipe):
+        return "section.field=value, such as optim.epochs=100"
+    return f"{network}={word} for a network, or section.field=value"
 
 
 def replace_fields(recipe: Recipe, values: Mapping[str, Any]) -> Recipe:

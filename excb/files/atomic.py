@@ -29,13 +29,14 @@ _MANY = 1000  # names in a folder that is listed once by each process, not befor
 _LISTED: set[Path] = set()  # such folders
 
 
-def check_writable_folder(folder: Path) -> None:
+def check_writable_folder(folder: Path, *, advice: str = "") -> None:
     """Check that a folder, which need not exist yet, can be written; nothing is left there. Raises UserError if not."""
     try:
         with tempfile.TemporaryFile(dir=nearest_existing(folder)):
             pass
     except OSError as error:
-        raise UserError(f"cannot write in {folder.absolute()}: {with_remedy(error)}") from None
+        message = f"cannot write in {folder.absolute()}: {with_remedy(error)}"
+        raise UserError(f"{message}; {advice}" if advice else message) from None
 
 
 def nearest_existing(path: Path) -> Path:

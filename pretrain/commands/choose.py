@@ -63,7 +63,9 @@ def run(options: argparse.Namespace) -> int:
     if options.no_pilots and (tried := _only_for_trying(options)):
         raise UserError(f"{tried} says what to try: leave --no-pilots out")
     from excb.distributed.machine import choose_device
+    from excb.files.atomic import check_writable_folder
     from excb.hub.loading import require_known
+    from excb.images.scanning import refuse_among
     from excb.sources.opening import training_images
 
     from ..data.hub_stream import refuse_stream
@@ -77,6 +79,9 @@ def run(options: argparse.Namespace) -> int:
     reporter = reporter_of(options)
     settings = DataSettings(range=options.range)
     images = with_their_pixels(training_images(options.data, options.list, reporter.note), settings, reporter)
+    if not options.no_pilots:
+        refuse_among(images, options.out)
+        check_writable_folder(options.out)  # before time is spent
     device = choose_device("cpu" if options.gpus == 0 else "auto")
     named = options.data or str(images.root)
     declared = () if options.range is None else (f"data.range={options.range}",)
@@ -115,7 +120,6 @@ def _experiment(
     from excb.files.atomic import write_text
     from excb.hub.resolve import networks_here
     from excb.images.pixels import pixels_of
-    from excb.images.scanning import refuse_among
     from excb.images.survey import with_pixels
     from excb.sources.label_files import LabelTable
 
@@ -135,7 +139,6 @@ def _experiment(
         reporter.note(
             f"measured: {plural(len(labelled), 'image')} with a row in {options.labels}; learned from: others"
         )
-    refuse_among(images, options.out)
     sample = draw_images(images, labelled)
     require(
         min(len(sample.measured), len(sample.learned)) >= FEWEST,

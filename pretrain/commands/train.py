@@ -64,19 +64,23 @@ def run(options: argparse.Namespace) -> int:
 
 def dry_run_here(options: argparse.Namespace, recipe: Recipe) -> int:
     """Say whether the run can start, then what it takes."""
+    from excb.files.atomic import check_writable_folder
     from excb.images.pixels import pixels_of
+    from excb.remote.home import cache_root
     from excb.sources.opening import training_images
 
     from ..channels import fit_channels
     from ..data.hub_stream import refuse_stream
     from ..plan.plan import plan_run, print_plan_report
-    from ..run.run_folder import extended, newest_step, refuse_folder, stored_recipe
+    from ..run.run_folder import extended, newest_step, refuse_folder, refuse_place, stored_recipe
+    from ..run.sets import find_sets
     from ..training.judging import check_references
     from ..training.pixels import with_their_pixels
     from ..training.start import check_run, complete_recipe
 
     refuse_stream(options.data, "--dry-run")
     reporter, place = reporter_of(options), place_of(options)
+    refuse_place(place)
     check_references(options.against)
     begun, images = place.folder / RECIPE, training_images(options.data, options.list, reporter.note)
     images = with_their_pixels(images, recipe.data, reporter, begun=begun)
@@ -86,7 +90,12 @@ def dry_run_here(options: argparse.Namespace, recipe: Recipe) -> int:
         _, recipe = extended(recipe, stored_recipe(place.folder), place, options.extend)
     check_run(recipe, images, begun=begun)
     recipe = complete_recipe(recipe, images, reporter.note, begun=begun)
+    for folder in (recipe.monitor.data, recipe.monitor.source):
+        if folder is not None:
+            find_sets(folder, reporter.note)
     refuse_folder(place, recipe, images, extends=options.extend is not None)
+    if recipe.distil.active:
+        check_writable_folder(cache_root(), advice="name a folder elsewhere in EXCB_CACHE")  # for teachers' features
     report = plan_run(recipe, options.gpus, images, measure="step", gpu=None, reporter=reporter)  # builds the network
     if not options.json:
         done, steps = newest_step(place.folder), recipe.steps_per_epoch(len(images)) * recipe.optim.epochs

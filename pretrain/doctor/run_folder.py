@@ -17,6 +17,7 @@ from excb.files.atomic import nearest_existing
 from excb.files.run_files import RECIPE
 from excb.remote.object_store import ObjectStore, StoreError
 
+from ..run.run_folder import LOCK
 from .finding import Finding, size
 
 CLOCK = 5.0  # seconds of tolerated clock difference to a file server
@@ -55,7 +56,7 @@ def _exercise(folder: Path) -> float:
 
 def _state(run: Path, refuse: Callable[[], None]) -> Finding:
     """Whether the folder is locked by a process, holds another run, or holds a run to resume."""
-    lock = run / ".lock"
+    lock = run / LOCK
     with contextlib.suppress(FileNotFoundError), lock.open("a") as stream:
         try:
             fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)

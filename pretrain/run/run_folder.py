@@ -1,6 +1,7 @@
 """A run folder: its recipe, its checkpoints, and the lock that admits one process at a time."""
 
 import fcntl
+import hashlib
 import itertools
 import os
 import weakref
@@ -20,9 +21,10 @@ from excb.console import plural
 from excb.distributed.collectives import world_size
 from excb.errors import UserError, require
 from excb.files import json_text
+from excb.files.atomic import check_writable_folder
 from excb.files.foreign import read_bytes
 from excb.files.run_files import METRICS, RECIPE, REPORT
-from excb.images.image_set import CodedImages, Images, clipped_ledger, ledger_of
+from excb.images.image_set import CodedImages, Images, ImageSet, clipped_ledger, ledger_of
 from excb.images.pixels import EIGHT_BIT, pixels_of
 from excb.images.scanning import refuse_among
 from excb.version import __version__
@@ -31,10 +33,12 @@ from ..recipe import Recipe
 from .remote_mirror import Mirror, RunLocation
 
 DIVERGED = "diverged"
+LOCK = ".lock"
 PRECISIONS = ("fp32", "bf16", "fp16", "fp64")  # that a run may be in; its recipe.json never says auto
 # What may change between two starts of a run, because no weight depends on it.
 LENGTH = ("optim.epochs", "optim.restarts")  # what `--extend` changes
 RESUMABLE_CHANGES = ("efficiency", "monitor", "run.save_epochs", "run.save_steps", "run.keep", "run.log_steps")
+MOST_LOOKED_AT = 100_000  # images whose sizes are compared with those of the run's beginning
 MEASURING = ("monitor.images", "monitor.share", "monitor.k")  # these affect figures, though not the weights
 
 
@@ -43,29 +47,21 @@ class RunFolder:
 
     Args:
         place: the folder, which is created; with a URL, everything is copied there too.
-        warn: called when something could not be sent to the URL.
+        warn: called when something could not be sent to the URL, or images have changed.
 
     Raises:
         UserError: it cannot be written, or another process is training in it.
     """
 
     def __init__(self, place: RunLocation, warn: Callable[[str], None]) -> None:
-        self.place, self.path = place, place.folder
+        self.place, self.path, self._warn = place, place.folder, warn
         self._extends: tuple[int, int] | None = None  # epochs that the run has, and is to have
         path = self.path
         try:
             path.mkdir(parents=True, exist_ok=True)
-            self._lock = (path / ".lock").open("ab", buffering=0)
         except OSError as error:
             raise UserError(f"cannot write the run folder {path}: {error}") from None
-        try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # the kernel releases it however the process ends
-        except BlockingIOError:
-            self._lock.close()
-            raise UserError(f"another process is training in {path}: wait for it, or choose another --out") from None
-        except OSError as error:
-            self._lock.close()
-            raise UserError(f"cannot lock the run folder {path} ({error}): choose an --out on another disk") from None
+        self._lock = _locked(path)
         # A forked data worker would inherit the lock, and may outlive a killed process by some seconds.
         os.register_at_fork(after_in_child=partial(_close, weakref.ref(self._lock)))
         try:
@@ -105,11 +101,30 @@ class RunFolder:
         if extends:
             self._reopen(recipe.steps_per_epoch(len(images)))
         if not self.reported():
+            sizes = self._sizes_of(images)
             recipe, begun_in = _spelt_as_stored(recipe, self._stored())
             begun = {"excb_version": __version__, "recipe": recipe.to_dict(), "data": data, "begun_in": begun_in}
+            begun |= {} if sizes is None else {"file_sizes": sizes}
             json_text.write_json(begun, file)
         if self._mirror is not None:
             self._mirror.claim(RECIPE)
+
+    def _sizes_of(self, images: Images) -> str | None:
+        """A hash of the files' sizes, with a warning if they were others when the run began or was resumed last."""
+        if not isinstance(images, ImageSet) or len(images) > MOST_LOOKED_AT:
+            return None
+        sizes = " ".join(images.stamp(index).partition(" ")[0] for index in range(len(images)))
+        now = hashlib.sha256(sizes.encode()).hexdigest()
+        try:
+            before = json_text.parse(text).get("file_sizes", now) if (text := self._stored()) is not None else now
+        except (ValueError, AttributeError):  # `_refuse_others` says that it is damaged
+            return now
+        if before != now:
+            self._warn(
+                f"files of {images.root} have other sizes than when this run began, under the same names: it "
+                "continues with the images as they are now"
+            )
+        return now
 
     def extended(self, recipe: Recipe, epochs: int) -> Recipe:
         """A recipe with so many epochs more, where its run is stored here; `begin` then takes it for that run.
@@ -226,6 +241,33 @@ class RunFolder:
     def reported(self) -> dict[str, Any]:
         """The report of the finished run that the folder holds; empty where there is none."""
         return finished_report(self.path)
+
+
+def _locked(folder: Path) -> FileIO:
+    """The lock of a run folder, held until it is closed. Raises UserError if it cannot be had."""
+    try:
+        lock = (folder / LOCK).open("ab", buffering=0)
+    except OSError as error:
+        raise UserError(f"cannot write the run folder {folder}: {error}") from None
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # the kernel releases it however the process ends
+    except BlockingIOError:
+        lock.close()
+        raise UserError(f"another process is training in {folder}: wait for it, or choose another --out") from None
+    except OSError as error:
+        lock.close()
+        raise UserError(f"cannot lock the run folder {folder} ({error}): choose an --out on another disk") from None
+    return lock
+
+
+def refuse_place(place: RunLocation) -> None:
+    """Refuse a run folder that cannot be written, or in which another process is training; nothing is left there.
+
+    A URL is not looked at, only the folder that holds its copy.
+    """
+    check_writable_folder(place.folder)
+    if (place.folder / LOCK).exists():
+        _locked(place.folder).close()
 
 
 def stored_recipe(folder: Path) -> bytes | None:
@@ -361,8 +403,8 @@ def _refuse_others(text: str | bytes, recipe: Recipe, data: dict[str, Any], plac
         place,
         {"images": old_fingerprint},
         {"images": data["fingerprint"]},
-        advice=f"use the {plural(old_images, 'image')} of {old_root} again, or choose another --out "
-        f"(init={place} takes its weights)",
+        advice=f"use the {plural(old_images, 'image')} of {old_root} again, with the same names and classes (now there "
+        f"are {data['images']:,} in {data['root']}), or choose another --out (init={place} takes its weights)",
     )
 
 

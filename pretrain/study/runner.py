@@ -10,7 +10,7 @@ from pathlib import Path
 
 from excb.console import Progressor, Reporter, duration, plural
 from excb.errors import USER_ERROR, UserError
-from excb.files.atomic import write_text
+from excb.files.atomic import check_writable_folder, write_text
 from excb.images.scanning import refuse_among
 from excb.references.baselines import REFERENCES, UNTRAINED
 from excb.results.pictures import STUDY_TABLE
@@ -204,6 +204,7 @@ def run_study(
     jobs = list({job.folder: job for job in (*trials, *jobs)}.values())
     left = grid.unfinished(jobs)
     _refuse_cells([job for job in left if job.cell not in REFERENCES], sets)
+    check_writable_folder(grid.folder, advice="choose another --out")
     if dry_run:
         _print_plan(grid, jobs, left, reporter, as_json=as_json)
         return 0

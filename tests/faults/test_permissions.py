@@ -50,7 +50,10 @@ def locked(tmp_path: Path) -> Iterator[Path]:
         "excb-pretrain quickstart --data DATA --out LOCKED/run --quiet optim.batch=2",
         "excb-pretrain quickstart --data DATA --out OUT --quiet optim.batch=2 init=LOCKED/x.pt",
         "excb-pretrain doctor quickstart --data LOCKED --quiet",
+        "excb-pretrain quickstart --data DATA --out LOCKED/run --quiet optim.batch=2 --dry-run",
         "excb-pretrain study balancers --data DATA --out LOCKED/study --quiet optim.batch=2",
+        "excb-pretrain study balancers --data DATA --out LOCKED/study --quiet optim.batch=2 --dry-run",
+        "excb-pretrain choose --data DATA --out LOCKED/choose --quiet",
         "excb-pretrain draw statistics LOCKED/run --out OUT.svg",
         "excb-pretrain draw balancing --out LOCKED/x.svg",
         f"excb-eval knn --ckpt tiny_grocery --data LOCKED {ON_CPU}",
@@ -84,6 +87,15 @@ def test_what_may_not_be_entered_is_one_line(
     assert err.count("\n") == 1
     assert str(locked.parent) in err
     assert "Permission denied" in err
+
+
+def test_a_dry_run_refuses_a_cache_that_may_not_be_written(
+    data: Path, locked: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("EXCB_CACHE", str(locked / "cache"))
+    words = ["distil", "tiny_grocery", "--data", str(data), "--out", str(tmp_path / "run"), "optim.batch=2"]
+    assert pretrain([*words, "--dry-run", "--quiet"]) == 2
+    assert capsys.readouterr().err.endswith("name a folder elsewhere in EXCB_CACHE\n")
 
 
 @pytest.mark.parametrize("words", ["list", "pull rn50_400ep"])

@@ -6,6 +6,7 @@ import signal
 from pathlib import Path
 
 import pytest
+from PIL import Image
 
 import excb
 from excb.checkpoint import run_checkpoint
@@ -58,6 +59,24 @@ def test_a_finished_run_goes_on(run: Path, finished_run: Path) -> None:
     assert run_checkpoint.in_run(run) == checkpoints
     assert extend(run, finished_run, 3).finished
     assert json.loads((run / "recipe.json").read_text())["recipe"]["optim"]["restarts"] == [EPOCHS, EPOCHS + 2]
+
+
+def test_images_that_changed_under_the_same_names_are_reported(
+    run: Path, finished_run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    images = Path(shutil.copytree(finished_run.parent / "images", tmp_path / "images"))
+    file = next(images.rglob("*.png"))
+    Image.new("RGB", (36, 36)).save(file)
+
+    def extended(epochs: int) -> str:
+        excb.train("quickstart", data=images, out=run, extend=epochs, **VALUES)
+        return capsys.readouterr().err
+
+    assert f"files of {images} have other sizes than when this run began" in extended(1)
+    assert "other sizes" not in extended(2)  # it was said
+    file.unlink()
+    with pytest.raises(UserError, match=r"use the 27 images .* \(now there are 26 in "):
+        extended(3)
 
 
 def test_a_run_that_had_these_epochs_from_the_beginning_stays_as_it_is(run: Path, finished_run: Path) -> None:

@@ -25,6 +25,8 @@ from excb.pretrain.data import feed, loader
 from excb.pretrain.initialise import build_model
 from excb.pretrain.overrides import apply, find_recipe
 from excb.pretrain.run.progress import MEANINGS
+from excb.pretrain.run.remote_mirror import RunLocation
+from excb.pretrain.run.run_folder import RunFolder
 from tests.pretrain.small_runs import OVERRIDES, assert_same, stopped_before, write_images
 
 pytestmark = pytest.mark.usefixtures("one_thread", "short_end")
@@ -249,6 +251,7 @@ def test_repeating_a_finished_run_keeps_the_facts_of_the_process_that_trained(
     images: Path, finished: Path, tmp_path: Path
 ) -> None:
     run = Path(shutil.copytree(finished, tmp_path / "run"))
+    assert pretrain(images, run) == 0
     report = json.loads((run / "report.json").read_text())
     environment = report["environment"] | {"torch": "2.11.0"}
     written = report | {"peak_memory": 12345, "processes": 4, "environment": environment}
@@ -257,6 +260,18 @@ def test_repeating_a_finished_run_keeps_the_facts_of_the_process_that_trained(
     assert pretrain(images, run, "efficiency.workers=1", "run.keep=1") == 0
     assert json.loads((run / "report.json").read_text()) == written
     assert (run / "recipe.json").read_bytes() == recipe
+
+
+def test_a_dry_run_beside_a_process_that_trains_is_refused_as_a_run_is(
+    images: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    training = RunFolder(RunLocation(tmp_path), print)
+    try:
+        said = {refused(capsys, *command(images, tmp_path, *more)) for more in ((), ("--dry-run",))}
+    finally:
+        training.close()
+    assert len(said) == 1
+    assert "another process is training" in said.pop()
 
 
 def test_peak_memory_is_of_all_processes_of_a_run(images: Path, tmp_path: Path) -> None:

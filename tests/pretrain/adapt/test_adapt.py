@@ -334,6 +334,8 @@ def test_python_has_the_same_door(starts: dict[str, Path], images: Path, tmp_pat
         ("adapt tiny_grocery --data {images} --out {out} adapt.lora_rank=2 {small}", "for ViTs"),
         ("adapt no_such_name --data {images} --out {out} {small}", "no_such_name"),
         ("adapt no_such_name --data {images} --out {out} optim.batch=8", "no_such_name"),  # before clusters are counted
+        ("adapt tiny_grocery --data {images} --out {out} --monitor {out}/nowhere {small} --dry-run", "nowhere"),
+        ("train adapt tiny_grocery --data {images} --out {out}", "write init=tiny_grocery for a network"),
         ("adapt {out}/nothing --data {images} --out {out} optim.batch=8 --dry-run", "no checkpoint"),
         ("adapt tiny_grocery --data {images} --out {out} optim.batch=8 --against no_such_name", "no_such_name"),
         ("adapt tiny_grocery --data {images} --out {out} --dry-run --against no_such_name", "no_such_name"),

@@ -340,7 +340,7 @@ def test_mistakes_are_one_line(
 def test_folders_that_cannot_do(images: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "file").touch()
     assert main(command(images, tmp_path / "file")) == 2
-    assert "cannot write the study's folder" in capsys.readouterr().err
+    assert "Not a directory; choose another --out" in capsys.readouterr().err
     assert main(command(images, images / "train" / "studies")) == 2
     assert "name a place outside that folder" in capsys.readouterr().err
     one = tmp_path / "one"
