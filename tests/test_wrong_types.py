@@ -67,13 +67,15 @@ def test_a_name_or_a_path_of_another_type_is_one_line(name: str) -> None:
 
 
 def test_a_network_in_the_place_of_a_name_does_not_fill_the_message() -> None:
+    network: Any = excb.load(NAME)
     with pytest.raises(excb.UserError, match=r"not a value of type Backbone$"):
-        excb.train("conv4_tiny", data="x", init=excb.load(NAME))
+        excb.train("conv4_tiny", data="x", init=network)
 
 
 def test_counts_of_another_type(images: Path) -> None:
     found = excb.embed(NAME, images, quiet=True)
-    assert len(found.clusters(np.int64(2)).sizes) == 2  # what NumPy counts is a number
+    two: Any = np.int64(2)  # what NumPy counts is a number
+    assert len(found.clusters(two).sizes) == 2
     calls: tuple[Call, ...] = (
         found.clusters,
         lambda value: found.search(0, k=value),

@@ -154,12 +154,15 @@ def test_a_run_stores_what_auto_was_and_keeps_it(images: Path, tmp_path: Path) -
     pretrain(images, out)
     assert stored(out) == ("fp32", "fp32")
     other = tmp_path / "other"
-    pretrain(images, other, "efficiency.precision=fp64")  # stands for what a GPU would choose
+    pretrain(images, other, "run.save_steps=1", "efficiency.precision=fp64")  # stands for what a GPU would choose
     (note,) = [note for note in pretrain(images, other) if "precision" in note]
     assert note.startswith("the run stays in fp64, in which it began, where efficiency.precision=auto would be fp32 on")
     assert stored(other) == ("fp64", "fp64")
     assert not any("precision" in note for note in pretrain(images, other, "efficiency.precision=fp32"))
-    assert stored(other)[0] == "fp32"  # a run may change it
+    assert stored(other) == ("fp64", "fp64")  # a finished run keeps its own
+    run_checkpoint.in_run(other)[0].unlink()
+    pretrain(images, other, "run.save_steps=1", "efficiency.precision=fp32")
+    assert stored(other) == ("fp32", "fp32")  # others may change it
 
 
 def test_another_machine_keeps_it_too(images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

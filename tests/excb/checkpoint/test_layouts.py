@@ -1007,7 +1007,9 @@ def test_a_network_that_is_not_there(evaluated: Tensors, other: Tensors) -> None
 
 
 def test_layouts_that_do_not_exist_or_do_not_fit(evaluated: Tensors, other: Tensors) -> None:
-    with pytest.raises(UserError, match=r"no layout is called 'mocov2'; did you mean 'mocov3'\?; there are excb-run, "):
+    with pytest.raises(
+        UserError, match=r"no layout is called 'mocov2'; did you mean 'mocov3'\? \(there are excb-run, "
+    ):
         map_file(moco(evaluated, other), source=Path("it"), layout="mocov2")
     with pytest.raises(UserError, match=r"it is not of the layout mocov3: no tensors at 'state_dict:base_encoder\.'"):
         map_file(moco(evaluated, other), source=Path("it"), layout="mocov3")

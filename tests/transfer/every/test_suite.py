@@ -336,8 +336,8 @@ def test_tiers_are_by_the_tests_of_compare(two: Path, capsys: pytest.CaptureFixt
     said = {each["figure"]: each["p_value"] for each in found["p_values"]}
     raw = {}
     for step, figure in (("retrieval", "retrieval_mAP"), ("dense", "dense_knn_miou")):
-        files = [out / name / f"{step}.json" for name in ("run-step-5", "other-step-5")]
-        raw[figure] = compare_results(*files, QUIET, figure=figure, table=False)["figures"][figure]["p_value"]
+        first, second = (out / name / f"{step}.json" for name in ("run-step-5", "other-step-5"))
+        raw[figure] = compare_results(first, second, QUIET, figure=figure, table=False)["figures"][figure]["p_value"]
     smaller, larger = sorted(raw, key=lambda figure: raw[figure])
     holm = {smaller: min(1.0, 2 * raw[smaller])}
     assert said == pytest.approx(holm | {larger: max(holm[smaller], raw[larger])})

@@ -144,15 +144,16 @@ def test_settings_hold_what_had_an_effect(strengths: Any, select: Any, few: bool
 
 
 def test_penalties_and_folds_tell_protocols_apart() -> None:
+    tried: tuple[Any, ...] = (
+        ((1.0,), True, "folds"),
+        ((0.1,), True, "folds"),
+        (FEW_STRENGTHS, True, "folds"),
+        ((1.0,), False, "holdout"),
+        ((0.1,), False, "holdout"),
+    )
     hashes = {
-        digest(named(logreg.logistic_regression(planted(3), QUIET, tried, few=few, select=select, seed=0).settings))
-        for tried, few, select in (
-            ((1.0,), True, "folds"),
-            ((0.1,), True, "folds"),
-            (FEW_STRENGTHS, True, "folds"),
-            ((1.0,), False, "holdout"),
-            ((0.1,), False, "holdout"),
-        )
+        digest(named(logreg.logistic_regression(planted(3), QUIET, some, few=few, select=select, seed=0).settings))
+        for some, few, select in tried
     }
     assert len(hashes) == 5
 
