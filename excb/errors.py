@@ -7,7 +7,7 @@ import os
 import re
 import sys
 import unicodedata
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Self
 
@@ -94,8 +94,8 @@ def path_text(value: object, takes: str) -> str:
 
 
 def path_texts(value: object, takes: str) -> list[str]:
-    """The texts of several names or paths, given as a list or as one; arguments and error are those of `path_text`."""
-    if isinstance(value, Sequence) and not isinstance(value, str | bytes):
+    """The texts of several names or paths, given one by one or as one; arguments and error are those of `path_text`."""
+    if isinstance(value, Iterable) and not isinstance(value, str | bytes | os.PathLike | Mapping):
         return [path_text(each, takes) for each in value]
     return [path_text(value, takes)]
 

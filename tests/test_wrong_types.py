@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import excb
+from excb.hub.catalogue import BUNDLED
 from tests.pretrain.small_runs import write_images
 
 NAME = "tiny_grocery"
@@ -88,6 +89,26 @@ def test_counts_of_another_type(images: Path) -> None:
         for value in ("3", 2.5, [3], -1):
             with pytest.raises(excb.UserError):
                 call(value)
+
+
+def test_several_may_come_one_by_one(images: Path) -> None:
+    assert excb.Photos(images, networks=(name for name in [NAME]), quiet=True).networks == (NAME,)
+    board = excb.leaderboard(BUNDLED.rglob("results/*.json"), claims=iter(()))
+    assert repr(board) == repr(excb.leaderboard(list(BUNDLED.rglob("results/*.json"))))
+
+
+class Tiles:
+    """Images by their numbers, as a data set of torch's has them."""
+
+    def __getitem__(self, number: int) -> np.ndarray:
+        return [np.zeros((9, 9, 3), np.uint8), np.ones((9, 9, 3), np.uint8)][number]
+
+
+def test_numbers_of_numpy_and_data_sets_of_torch_are_taken(images: Path) -> None:
+    found = excb.embed(NAME, images, quiet=True)
+    assert found.near_duplicates(np.float32(0.5), quiet=True) == found.near_duplicates(0.5, quiet=True)
+    tiles: Any = Tiles()  # which has no __iter__
+    assert len(excb.load(NAME).embed(tiles)) == 2
 
 
 def test_one_checkpoint_to_compare_with_may_be_a_path(images: Path) -> None:

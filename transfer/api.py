@@ -1,7 +1,7 @@
 """`excb.embed`, `compare`, `reproduce` and `leaderboard`: what `excb-eval` does, from Python (see `evaluate.py`)."""
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -162,11 +162,11 @@ def reproduce(
 
 
 def leaderboard(
-    results: "Result | str | Path | Sequence[Result | str | Path]",
+    results: "Result | str | Path | Iterable[Result | str | Path]",
     /,
     *,
     out: str | Path | None = None,
-    claims: Sequence[str | Path] = (),
+    claims: Iterable[str | Path] = (),
 ) -> "Leaderboard":
     """Results beside published figures, ranked within one protocol only, as `excb-eval leaderboard` makes them.
 
@@ -183,7 +183,7 @@ def leaderboard(
     place = None if out is None else Path(path_text(out, "out is a folder"))
     takes = "results are a list of results, files and folders"
     several = [results] if isinstance(results, str | os.PathLike | Result) else results
-    require(isinstance(several, Sequence), f"{takes}, not {in_short(results)}")
+    require(isinstance(several, Iterable) and not isinstance(several, Mapping), f"{takes}, not {in_short(results)}")
     given = [each.record if isinstance(each, Result) else Path(path_text(each, takes)) for each in several]
     made = make(given, claims=list(map(Path, path_texts(claims, "claims are files"))), out=place)
     if place is not None:

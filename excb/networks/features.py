@@ -228,7 +228,7 @@ def embed_images(
         UserError: there is no image, or one that cannot be read.
     """
     require(
-        is_picture(images) or isinstance(images, Iterable),
+        is_picture(images) or isinstance(images, Iterable) or hasattr(images, "__getitem__"),  # as data sets of torch
         f"images are PIL images, arrays or files, not {in_short(images)}",
     )
     require(isinstance(batch, Integral) and batch >= 1, f"batch is a number of images, not {in_short(batch)}")

@@ -72,11 +72,13 @@ def dry_run_here(options: argparse.Namespace, recipe: Recipe) -> int:
     from ..channels import fit_channels
     from ..data.hub_stream import refuse_stream
     from ..plan.plan import plan_run, print_plan_report
+    from ..run.probe import CHOSEN_BY
     from ..run.run_folder import extended, newest_step, refuse_folder, refuse_place, stored_recipe
     from ..run.sets import find_sets
     from ..training.judging import check_references
     from ..training.pixels import with_their_pixels
     from ..training.start import check_run, complete_recipe
+    from ..training.teaching import images_once
 
     refuse_stream(options.data, "--dry-run")
     reporter, place = reporter_of(options), place_of(options)
@@ -92,9 +94,9 @@ def dry_run_here(options: argparse.Namespace, recipe: Recipe) -> int:
     recipe = complete_recipe(recipe, images, reporter.note, begun=begun)
     for folder in (recipe.monitor.data, recipe.monitor.source):
         if folder is not None:
-            find_sets(folder, reporter.note)
+            find_sets(folder, reporter.note, held_out=CHOSEN_BY)
     refuse_folder(place, recipe, images, extends=options.extend is not None)
-    if recipe.distil.active:
+    if recipe.distil.active and images_once(recipe.distil, len(images)):
         check_writable_folder(cache_root(), advice="name a folder elsewhere in EXCB_CACHE")  # for teachers' features
     report = plan_run(recipe, options.gpus, images, measure="step", gpu=None, reporter=reporter)  # builds the network
     if not options.json:

@@ -100,7 +100,7 @@ class RunFolder:
             self._mirror.receive()
         if extends:
             self._reopen(recipe.steps_per_epoch(len(images)))
-        if not self.reported():
+        if not self.reported() or not file.is_file():
             sizes = self._sizes_of(images)
             recipe, begun_in = _spelt_as_stored(recipe, self._stored())
             begun = {"excb_version": __version__, "recipe": recipe.to_dict(), "data": data, "begun_in": begun_in}

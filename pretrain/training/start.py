@@ -8,7 +8,7 @@ import torch
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from excb.console import Reporter
-from excb.distributed.collectives import all_succeed, broadcast, run_on_rank0, world_size
+from excb.distributed.collectives import all_succeed, broadcast, rank, run_on_rank0, world_size
 from excb.errors import UserError
 from excb.hub import loading
 from excb.hub.backbone import Backbone
@@ -81,7 +81,8 @@ def check_run(
 
 def _require_known_names(recipe: Recipe, begun: Path | None, given: Collection[str]) -> None:
     names = list(recipe.distil.teachers)
-    if recipe.init is not None and begun_values(begun, recipe.init) is None:
+    # Rank 0 alone loads what a run starts from: on another machine's disk it need not be.
+    if recipe.init is not None and rank() == 0 and begun_values(begun, recipe.init) is None:
         names.append(recipe.init)
     for name in names:
         if name not in given:

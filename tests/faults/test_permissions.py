@@ -96,6 +96,9 @@ def test_a_dry_run_refuses_a_cache_that_may_not_be_written(
     words = ["distil", "tiny_grocery", "--data", str(data), "--out", str(tmp_path / "run"), "optim.batch=2"]
     assert pretrain([*words, "--dry-run", "--quiet"]) == 2
     assert capsys.readouterr().err.endswith("name a folder elsewhere in EXCB_CACHE\n")
+    keeps_none = ["distil.teacher_sees=view", "distil.statistics=none", "optim.epochs=1", "--quiet"]
+    assert pretrain([*words, *keeps_none, "--dry-run"]) == 0
+    assert pretrain([*words, *keeps_none]) == 0
 
 
 @pytest.mark.parametrize("words", ["list", "pull rn50_400ep"])

@@ -27,6 +27,7 @@ from excb.pretrain.overrides import apply, find_recipe
 from excb.pretrain.run.progress import MEANINGS
 from excb.pretrain.run.remote_mirror import RunLocation
 from excb.pretrain.run.run_folder import RunFolder
+from excb.pretrain.training import start
 from tests.pretrain.small_runs import OVERRIDES, assert_same, stopped_before, write_images
 
 pytestmark = pytest.mark.usefixtures("one_thread", "short_end")
@@ -272,6 +273,32 @@ def test_a_dry_run_beside_a_process_that_trains_is_refused_as_a_run_is(
         training.close()
     assert len(said) == 1
     assert "another process is training" in said.pop()
+
+
+def test_a_finished_run_whose_recipe_was_removed_has_it_again(images: Path, finished: Path, tmp_path: Path) -> None:
+    run = Path(shutil.copytree(finished, tmp_path / "run"))
+    (run / "recipe.json").unlink()
+    assert pretrain(images, run) == 0
+    assert excb.Run(run).folder == run
+
+
+def test_a_dry_run_looks_where_the_run_measures(images: Path, tmp_path: Path) -> None:
+    for name in ("train", "val"):
+        shutil.copytree(images, tmp_path / "sets" / name)
+    (tmp_path / "sets" / "test").mkdir()  # without an image: the run measures on val
+    words = command(images, tmp_path / "run", f"monitor.data={tmp_path / 'sets'}", "optim.epochs=1", "--quiet")
+    assert main([*words, "--dry-run"]) == 0
+    assert main(words) == 0
+
+
+def test_only_the_process_that_loads_the_start_needs_it(
+    images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recipe = apply(find_recipe("quickstart"), [*OVERRIDES, f"init={tmp_path / 'elsewhere.pt'}"])
+    with pytest.raises(UserError, match="no checkpoint"):
+        start.check_run(recipe, scan_folder(images))
+    monkeypatch.setattr(start, "rank", lambda: 1)  # on another machine
+    start.check_run(recipe, scan_folder(images))
 
 
 def test_peak_memory_is_of_all_processes_of_a_run(images: Path, tmp_path: Path) -> None:

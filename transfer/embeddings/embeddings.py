@@ -4,6 +4,7 @@ import io
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from numbers import Real
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -266,7 +267,7 @@ class Embeddings(Vectors):
         """
         from .copies.near_duplicates import find_near_duplicates
 
-        numbers = isinstance(cosine, int | float | None)
+        numbers = isinstance(cosine, Real | None)
         require(numbers, f"near-duplicates have a cosine above -1 and at most 1, not {in_short(cosine)}")
         return find_near_duplicates(self, lambda: self.network, cosine, Reporter(quiet=quiet))
 

@@ -1,7 +1,7 @@
 """`excb.Photos`: a folder of photographs, and all that can be said of it with the networks at hand."""
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable
 from functools import cached_property
 from numbers import Integral
 from pathlib import Path
@@ -87,7 +87,7 @@ class Photos:
         folder: str | Path,
         labels: str | Path | None = None,
         *,
-        networks: str | Path | Sequence[str | Path] = (),
+        networks: str | Path | Iterable[str | Path] = (),
         series: str | None = None,
         device: str = "auto",
         cache: str | Path | None = None,
