@@ -106,7 +106,8 @@ class Tiles:
 
 def test_numbers_of_numpy_and_data_sets_of_torch_are_taken(images: Path) -> None:
     found = excb.embed(NAME, images, quiet=True)
-    assert found.near_duplicates(np.float32(0.5), quiet=True) == found.near_duplicates(0.5, quiet=True)
+    half: Any = np.float32(0.5)
+    assert found.near_duplicates(half, quiet=True) == found.near_duplicates(0.5, quiet=True)
     tiles: Any = Tiles()  # which has no __iter__
     assert len(excb.load(NAME).embed(tiles)) == 2
 

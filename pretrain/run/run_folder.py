@@ -121,7 +121,7 @@ class RunFolder:
             return now
         if before != now:
             self._warn(
-                f"files of {images.root} have other sizes than when this run began, under the same names: it "
+                f"files of {images.root} have other sizes than when this run last started, under the same names: it "
                 "continues with the images as they are now"
             )
         return now

@@ -72,7 +72,7 @@ def test_images_that_changed_under_the_same_names_are_reported(
         excb.train("quickstart", data=images, out=run, extend=epochs, **VALUES)
         return capsys.readouterr().err
 
-    assert f"files of {images} have other sizes than when this run began" in extended(1)
+    assert f"files of {images} have other sizes than when this run last started" in extended(1)
     assert "other sizes" not in extended(2)  # it was said
     file.unlink()
     with pytest.raises(UserError, match=r"use the 27 images .* \(now there are 26 in "):
