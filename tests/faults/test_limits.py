@@ -15,6 +15,9 @@ from tests.attacks.forks import fork
 from tests.pretrain.small_runs import write_images
 from tests.run_files import tiny_recipe, write_run
 
+# OpenMP's threads are not in a fork, which would wait for them.
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 Command = Callable[[Path, Path], list[str]]
 
 
