@@ -356,7 +356,7 @@ def test_positions_that_timm_interpolates_otherwise(tmp_path: Path, side: int) -
     run = write_run(tmp_path / "run", 1, recipe=recipe)
     out = tmp_path / "file.safetensors"
     if side == 64:
-        with pytest.raises(UserError, match="timm does not interpolate .* as DINO does, which images of 64 pixels"):
+        with pytest.raises(UserError, match=r"timm does not interpolate .* as DINO does, which images of 64 pixels"):
             export(str(run), out, format="timm")
         assert not out.exists()
         return
