@@ -41,7 +41,7 @@ from .step import NotFiniteError
 from .training import judging
 from .training.epoch_end import EpochEnd
 from .training.pixels import in_colours
-from .training.start import complete_recipe, opened, start
+from .training.start import complete_recipe, resolve_run, start
 from .verdict import print_verdict
 
 T = TypeVar("T")
@@ -88,7 +88,7 @@ def run_training(
         UserError: recipe, images or folder cannot make a run, or the loss became NaN or infinite.
     """
     begun = (out if isinstance(out, Path) else out.folder) / RECIPE
-    recipe, images, device = opened(
+    recipe, images, device = resolve_run(
         recipe, images, reporter, begun=begun, device=device, against=against, given=teachers or {}
     )
     if isinstance(images, StreamImages):

@@ -74,7 +74,7 @@ def dry_run_here(options: argparse.Namespace, recipe: Recipe) -> int:
     from ..run.probe import CHOSEN_BY
     from ..run.run_folder import extended, newest_step, refuse_folder, refuse_place, stored_recipe
     from ..run.sets import find_sets
-    from ..training.start import complete_recipe, opened
+    from ..training.start import complete_recipe, resolve_run
     from ..training.teaching import images_once
 
     refuse_stream(options.data, "--dry-run")
@@ -82,7 +82,7 @@ def dry_run_here(options: argparse.Namespace, recipe: Recipe) -> int:
     require_gpus(options.gpus)
     refuse_place(place)
     begun, images = place.folder / RECIPE, training_images(options.data, options.list, reporter.note)
-    recipe, images, _ = opened(recipe, images, reporter, begun=begun, against=options.against)
+    recipe, images, _ = resolve_run(recipe, images, reporter, begun=begun, against=options.against)
     if options.extend is not None:
         _, recipe = extended(recipe, stored_recipe(place.folder), place, options.extend)
     recipe = complete_recipe(recipe, images, reporter.note, begun=begun)

@@ -38,7 +38,7 @@ from .statistics import measured
 SetOrStream = TypeVar("SetOrStream", bound=CodedImages | StreamImages)
 
 
-def opened(
+def resolve_run(
     recipe: Recipe,
     images: SetOrStream,
     reporter: Reporter,
