@@ -1,6 +1,7 @@
 """Sets of images: folders of any depth with or without labels, or lists of paths."""
 
 import hashlib
+import io
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields, is_dataclass, replace
@@ -9,7 +10,10 @@ from typing import Any, Protocol, TypeVar, runtime_checkable
 
 import numpy as np
 
+from excb.files.foreign import read_bytes
+from excb.files.held import HeldContents
 from excb.images.decoding import Source, open_image
+from excb.images.formats.plugins import is_known_by_name
 from excb.images.formats.video import frame_of
 from excb.images.pixels import EIGHT_BIT, ClippedImages, Pixels, notice_of, pixels_of
 from excb.ledger import NAMED, NOTHING, Ledger, LedgerEntry
@@ -69,6 +73,15 @@ class FiledImages(CodedImages, Protocol):
 
     def file(self, index: int) -> Path:
         """The file of one image."""
+
+
+@runtime_checkable
+class HoldingImages(FiledImages, Protocol):
+    """Files of which some contents are held in memory."""
+
+    @property
+    def held(self) -> HeldContents:
+        """The contents, by the images' numbers."""
 
 
 @runtime_checkable
@@ -143,6 +156,33 @@ def with_doubts(images: AnyImages, found: Ledger) -> AnyImages:
     return changed  # type: ignore[no-any-return]
 
 
+def held_source(images: HoldingImages, index: int) -> Source:
+    """The content of a file where it is held and has not changed since, else the file."""
+    file = images.file(index)
+    content = images.held.get(index, stamp_of(file)) if index in images.held else None
+    return file if content is None else io.BytesIO(content)
+
+
+def read_once(images: CodedImages, index: int) -> Source:
+    """One image as it is stored, for a first look; its content is held for the passes over the set that follow.
+
+    A file stays a file where it cannot be read, which its use reports, where there is no room for it, and where its
+    name says how it is opened.
+    """
+    source = images.source(index)
+    if not isinstance(images, HoldingImages) or not isinstance(source, Path) or is_known_by_name(source):
+        return source
+    try:
+        stamp = stamp_of(source)
+        if not images.held.fits(os.stat(source).st_size):  # noqa: PTH116 - likewise
+            return source
+        content = read_bytes(source)
+    except (OSError, ValueError):
+        return source
+    images.held.keep(index, stamp, content)
+    return io.BytesIO(content)
+
+
 def stamp_of(*files: Path | str) -> str:
     """Sizes and modification times of files; "none" if one is missing, which opening the image reports."""
     try:
@@ -181,6 +221,7 @@ class ImageSet:
     ledger: Ledger = field(default=NOTHING, compare=False)  # what the scan left out
     pixels: Pixels = EIGHT_BIT  # how stored values become channels
     clipped: ClippedImages | None = field(default=None, compare=False, repr=False)  # where images of more bits are read
+    held: HeldContents = field(default_factory=HeldContents, compare=False, repr=False)  # see `read_once`
 
     def __len__(self) -> int:
         return len(self.paths)
@@ -194,7 +235,9 @@ class ImageSet:
         """The file of one sample."""
         return self.root / self.paths[index]
 
-    source = file
+    def source(self, index: int) -> Source:
+        """See `CodedImages.source`."""
+        return held_source(self, index)
 
     def stamp(self, index: int) -> str:
         """See `stamp_of`."""
@@ -202,7 +245,7 @@ class ImageSet:
 
     def open(self, index: int) -> Any:
         """See `Images.open`."""
-        return open_image(self.file(index), self.pixels, notice_of(self, index))
+        return open_image(self.source(index), self.pixels, notice_of(self, index))
 
     @property
     def fingerprint(self) -> str:
