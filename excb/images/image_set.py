@@ -6,12 +6,12 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from pathlib import Path
+from threading import Lock
 from typing import Any, Protocol, TypeVar, runtime_checkable
 
 import numpy as np
 
 from excb.files.foreign import read_bytes
-from excb.files.held import HeldContents
 from excb.images.decoding import Source, open_image
 from excb.images.formats.plugins import is_known_by_name
 from excb.images.formats.video import frame_of
@@ -20,6 +20,7 @@ from excb.ledger import NAMED, NOTHING, Ledger, LedgerEntry
 
 AnyImages = TypeVar("AnyImages")
 Value = TypeVar("Value")
+MOST_HELD = 2**27  # bytes of the files of a set whose contents are held
 CLIPPED = "images with values outside the range"  # the ledger's reason
 
 
@@ -73,6 +74,42 @@ class FiledImages(CodedImages, Protocol):
 
     def file(self, index: int) -> Path:
         """The file of one image."""
+
+
+class HeldContents:
+    """Contents of some files of a set, by their numbers, at most `MOST_HELD` bytes in all.
+
+    Processes that are forked have them, too. Those that are started anew, to which they would be copied, have none and
+    read the files themselves.
+    """
+
+    def __init__(self) -> None:
+        self._contents: dict[int, tuple[str, bytes]] = {}
+        self._bytes = 0
+        self._lock = Lock()
+
+    def __reduce__(self) -> tuple[type["HeldContents"], tuple[()]]:
+        return HeldContents, ()
+
+    def __contains__(self, number: int) -> bool:
+        """Whether there is a content of this file, which may have changed since."""
+        return number in self._contents
+
+    def fits(self, size: int) -> bool:
+        """Whether there is room for so many bytes."""
+        return self._bytes + size <= MOST_HELD
+
+    def keep(self, number: int, stamp: str, content: bytes) -> None:
+        """Hold the content of a file, where there is room for it, and the stamp that it had before it was read."""
+        with self._lock:
+            if number not in self._contents and self.fits(len(content)):
+                self._contents[number] = stamp, content
+                self._bytes += len(content)
+
+    def get(self, number: int, stamp: str) -> bytes | None:
+        """The content; None where it is not held, or the file has another stamp by now."""
+        held = self._contents.get(number)
+        return held[1] if held is not None and held[0] == stamp else None
 
 
 @runtime_checkable

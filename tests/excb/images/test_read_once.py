@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from excb.files import held
+from excb.images import image_set
 from excb.images.decoding import BrokenImageError
 from excb.images.image_set import ImageSet, read_once
 from excb.images.scanning import scan_folder
@@ -77,7 +77,7 @@ def test_no_more_than_the_bound_is_held(tmp_path: Path, monkeypatch: pytest.Monk
         PICTURE.save(tmp_path / f"{number}.bmp")
     images = scan_folder(tmp_path)
     size = images.file(0).stat().st_size
-    monkeypatch.setattr(held, "MOST", 2 * size + 10)
+    monkeypatch.setattr(image_set, "MOST_HELD", 2 * size + 10)
     sources = [read_once(images, index) for index in range(4)]
     assert [isinstance(source, Path) for source in sources] == [False, False, True, True]
     assert [index in images.held for index in range(4)] == [True, True, False, False]

@@ -9,9 +9,8 @@ import numpy as np
 from PIL import Image
 
 from excb.errors import UserError
-from excb.files.held import HeldContents
 from excb.images.decoding import BrokenImageError, open_image
-from excb.images.image_set import held_source
+from excb.images.image_set import HeldContents, held_source
 from excb.images.pixels import Pixels, Source, notice_of
 
 from ...coco.annotations import CocoSet

@@ -14,10 +14,9 @@ from excb.console import plural
 from excb.errors import UserError
 from excb.files.csv_text import read_listing
 from excb.files.foreign import refuse_special
-from excb.files.held import HeldContents
 from excb.images.decoding import DAMAGE, BrokenImageError, open_image, stored_and_upright_size
 from excb.images.formats.plugins import open_plain
-from excb.images.image_set import Images, held_source, stamp_of
+from excb.images.image_set import HeldContents, Images, held_source, stamp_of
 from excb.images.pixels import EIGHT_BIT, ClippedImages, Pixels, Source, notice_of
 from excb.images.scanning import scan_folder
 from excb.ledger import NOTHING, Ledger

@@ -12,9 +12,8 @@ from PIL import Image
 
 from excb.console import plural
 from excb.errors import UserError
-from excb.files.held import HeldContents
 from excb.images.decoding import BrokenImageError, open_image
-from excb.images.image_set import Images, held_source, stamp_of
+from excb.images.image_set import HeldContents, Images, held_source, stamp_of
 from excb.images.pixels import EIGHT_BIT, ClippedImages, Pixels, Source, notice_of
 
 Box = tuple[float, float, float, float]  # left, top, right, bottom in pixels of the upright image
