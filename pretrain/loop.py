@@ -11,20 +11,17 @@ from typing import Any, TypeVar
 import torch
 
 from excb.console import Progressor, Reporter, plural
-from excb.distributed.collectives import all_succeed, mean_over_ranks, run_on_rank0, world_size
-from excb.distributed.machine import choose_device
+from excb.distributed.collectives import mean_over_ranks, run_on_rank0, world_size
 from excb.distributed.signals import SecondSignal, StopRequest
 from excb.distributed.workers import ReadingError
 from excb.errors import UserError
 from excb.files.run_files import RECIPE
 from excb.hub.backbone import Backbone
 from excb.images.image_set import CodedImages, clipped_ledger, share_clipped
-from excb.images.pixels import pixels_of
 from excb.method import Step
 
-from .channels import fit_channels
 from .data.batch import ViewBatch
-from .data.gpu_decoding import GpuDecoder, require_decoder
+from .data.gpu_decoding import GpuDecoder
 from .data.prefetch import prefetch_to_device
 from .data.stream_images import StreamImages
 from .data.stream_order import describe_order, reader_count
@@ -43,8 +40,8 @@ from .run.watch_process import WatchProcess
 from .step import NotFiniteError
 from .training import judging
 from .training.epoch_end import EpochEnd
-from .training.pixels import in_colours, with_their_pixels
-from .training.start import check_run, complete_recipe, start
+from .training.pixels import in_colours
+from .training.start import complete_recipe, resolve_run, start
 from .verdict import print_verdict
 
 T = TypeVar("T")
@@ -91,16 +88,12 @@ def run_training(
         UserError: recipe, images or folder cannot make a run, or the loss became NaN or infinite.
     """
     begun = (out if isinstance(out, Path) else out.folder) / RECIPE
-    judging.check_references(against)
-    images = with_their_pixels(images, recipe.data, reporter, begun=begun)
-    if not recipe.adopts:  # else the checkpoint that it starts from says which network takes them
-        recipe = all_succeed(lambda: fit_channels(recipe, pixels_of(images).channels, reporter.note))
-    all_succeed(lambda: check_run(recipe, images, begun=begun, given=teachers or {}))
+    recipe, images, device = resolve_run(
+        recipe, images, reporter, begun=begun, device=device, against=against, given=teachers or {}
+    )
     if isinstance(images, StreamImages):
         batch = recipe.optim.batch
         reporter.note(describe_order(images, batch, reader_count(images, batch, world_size())))
-    device = device or choose_device(recipe.efficiency.device)
-    all_succeed(lambda: require_decoder(recipe, device))
     folder: RunFolder | None = None
     place = RunLocation(out) if isinstance(out, Path) else out
 

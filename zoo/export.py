@@ -166,7 +166,18 @@ def _torchvision(backbone: Backbone, out: Path) -> None:
 def _timm(backbone: Backbone, out: Path) -> None:
     architecture = backbone.entry.architecture
     _check_network(architecture.timm_name is not None or architecture.name in TORCHVISION, backbone, "timm")
+    if architecture.positions == "dino" and _interpolates(backbone):
+        raise UserError(
+            f"timm does not interpolate position embeddings as DINO does, which images of {backbone.transform.crop} "
+            "pixels need: choose --format excb or onnx"
+        )
     _write_state(backbone, out)  # ResNets have the same tensor names in torchvision and timm
+
+
+def _interpolates(backbone: Backbone) -> bool:
+    """Whether the position embeddings of a ViT are of another size than that of its images."""
+    embedding: Any = backbone.network.patch_embed
+    return tuple(embedding.img_size) != (backbone.transform.crop, backbone.transform.crop)
 
 
 def _write_state(backbone: Backbone, out: Path) -> None:
@@ -251,6 +262,8 @@ def _onnx(backbone: Backbone, out: Path) -> None:
             f"ONNX cannot hold {backbone.entry.architecture.name} ({reason}): choose another format"
         ) from None
     assert program is not None
+    if isinstance(program.model.graph.inputs[0].shape[0], int):  # of the example, as where Python took its length
+        raise UserError(f"ONNX cannot hold {backbone.entry.architecture.name} for any batch: choose another format")
     program.model.metadata_props.update(_preprocessing(backbone))
     with new_file(out) as temporary:
         program.save(temporary)

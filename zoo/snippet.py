@@ -2,9 +2,10 @@
 
 from pathlib import Path
 
+from excb.checkpoint.timm_format import model_args
 from excb.files.atomic import write_text
 from excb.hub.backbone import Backbone
-from excb.networks.architecture import CHANNELS, Architecture
+from excb.networks.architecture import Architecture
 
 SUFFIX = ".load.py"  # of the file beside an export
 
@@ -53,11 +54,8 @@ def snippet(written: Path, kind: str, backbone: Backbone) -> str:
 
 
 def _timm(path: str, architecture: Architecture) -> str:
-    name, own = architecture.timm_name, architecture.foreign_options
-    if not name:  # a ResNet's other options change its start alone
-        own = {option: value for option, value in own.items() if option == CHANNELS}
-    options = "".join(f", {option}={value!r}" for option, value in own.items())
-    name = name or architecture.name  # a ResNet, which has the same tensors in torchvision and timm
+    options = "".join(f", {option}={value!r}" for option, value in model_args(architecture).items())
+    name = architecture.timm_name or architecture.name  # a ResNet, which has the same tensors in torchvision and timm
     arguments = f"{name!r}, num_classes=0, checkpoint_path={path}{options}"
     return f"import timm\n\nbackbone = timm.create_model({arguments}).eval()\n"
 

@@ -41,11 +41,11 @@ def config_for(architecture: Architecture, preprocessing: Preprocessing, width: 
             "classifier": cfg.classifier if cfg else None,
             "first_conv": cfg.first_conv if cfg else None,
         },
-        "model_args": _model_args(architecture),
+        "model_args": model_args(architecture),
     }
 
 
-def _model_args(architecture: Architecture) -> dict[str, Any]:
+def model_args(architecture: Architecture) -> dict[str, Any]:
     """The arguments with which `timm.create_model` builds the network that `Architecture.build` does."""
     from timm.models import VisionTransformer, get_pretrained_cfg
 

@@ -42,9 +42,14 @@ def launch_on_gpus(
                 "leave --gpus out under torchrun, or unset RANK"
             )
         return None
-    if gpus > torch.cuda.device_count():
-        raise UserError(f"--gpus {gpus}, but this machine has {torch.cuda.device_count()}: lower --gpus")
+    require_gpus(gpus)
     return launch(module, arguments, gpus, answers=answers)
+
+
+def require_gpus(gpus: int | None) -> None:
+    """Raise UserError if `--gpus` asks for several, and this machine has fewer."""
+    if gpus is not None and gpus > max(1, torch.cuda.device_count()):
+        raise UserError(f"--gpus {gpus}, but this machine has {torch.cuda.device_count()}: lower --gpus")
 
 
 def launch(module: str, arguments: Sequence[str], processes: int, *, answers: Collection[int] = ()) -> int:

@@ -21,6 +21,7 @@ SAVING = 60.0  # seconds that a rank without its launcher may take to save
 # A process that a shell started in the background outlives it by custom (nohup), so a shell is not a launcher.
 SHELLS = ("ash", "bash", "busybox", "csh", "dash", "fish", "ksh", "mksh", "sh", "tcsh", "zsh")
 LAUNCHER = "EXCB_LAUNCHER"  # environment variable: process id of our own launcher, which may die before we look
+CORES = "EXCB_CORES"  # environment variable: cores that this rank alone may use; without it, ranks share the machine's
 GROUP = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 gone = threading.Event()  # the launcher is dead

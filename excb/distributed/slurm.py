@@ -16,6 +16,7 @@ from types import FrameType
 from typing import Any
 
 from excb.console import Reporter, plural
+from excb.distributed.launcher import CORES
 from excb.distributed.slurm_request import SlurmRequest, minutes, parse_request
 from excb.errors import UserError, print_error, require
 
@@ -119,6 +120,8 @@ def _command(module: str, arguments: Sequence[str]) -> list[str]:
 
 def _parameters(module: str, request: SlurmRequest) -> dict[str, Any]:
     """The parameters for submitit."""
+    # srun does not take over the cores of the job since Slurm 22.05. Processes would wait for one that failed.
+    cores = [] if request.cpus is None else [f"--cpus-per-task={request.cpus}"]
     parameters = {
         "name": module.replace(".", "-"),
         "timeout_min": minutes(request.time),
@@ -132,7 +135,7 @@ def _parameters(module: str, request: SlurmRequest) -> dict[str, Any]:
         "slurm_qos": request.qos,
         "slurm_constraint": request.constraint,
         "slurm_signal_delay_s": request.grace,
-        "slurm_srun_args": ["--kill-on-bad-exit=1"],  # otherwise processes would wait for one that failed
+        "slurm_srun_args": ["--kill-on-bad-exit=1", *cores],
     }
     return {name: value for name, value in parameters.items() if value is not None}
 
@@ -167,6 +170,7 @@ class SlurmTask:
         sizes, threads = (place.world_size, place.local_world_size), os.environ.get("SLURM_CPUS_PER_TASK")
         environment = process_environment(address, place.master_port, *sizes, threads)
         environment |= {"RANK": str(place.rank), "LOCAL_RANK": str(place.local_rank)}
+        environment |= {} if threads is None else {CORES: threads}
         for number in (signal.SIGUSR1, signal.SIGUSR2, signal.SIGTERM):
             signal.signal(number, self._forwarding(signal.getsignal(number)))
         # In its own session, since Slurm's signals to the task's process group would end it before it has saved.

@@ -16,7 +16,7 @@ from typing import Any, NoReturn
 
 from torch.utils.data import DataLoader
 
-from excb.distributed.launcher import whole_number
+from excb.distributed.launcher import CORES, whole_number
 from excb.distributed.machine import usable_cores
 from excb.errors import UserError
 
@@ -41,11 +41,12 @@ NO_BATCH = 74  # exit code of a worker that cannot hand over what it read
 def worker_count(wanted: int) -> int:
     """Number of worker processes: `wanted`, or for -1 one per core that this process may use, at most 8.
 
-    Ranks on one machine share its cores.
+    Ranks on one machine share its cores, unless their launcher gave each its own.
     """
     if wanted >= 0:
         return wanted
-    return max(1, min(MOST_WORKERS, usable_cores() // whole_number("LOCAL_WORLD_SIZE", 1, least=1)))
+    shared = usable_cores() // whole_number("LOCAL_WORLD_SIZE", 1, least=1)
+    return max(1, min(MOST_WORKERS, whole_number(CORES, shared)))
 
 
 def follow_parent(_worker: int) -> None:

@@ -238,6 +238,12 @@ def _status(file: Path | str) -> os.stat_result:
         return frame[0].stat()
 
 
+def sizes_hash(images: Images) -> str:
+    """SHA-256 of the sizes of image files, which are equal for a copy of them; of nothing for images without files."""
+    sizes = " ".join(images.stamp(index).partition(" ")[0] for index in range(len(images)))
+    return hashlib.sha256(sizes.encode()).hexdigest()
+
+
 def fingerprint_of(paths: Sequence[str], labels: np.ndarray | None) -> str:
     """A hash of paths and labels."""
     digest = hashlib.sha256("\n".join(paths).encode("utf-8", "surrogateescape"))

@@ -132,7 +132,7 @@ class Capi(nn.Module):
         tokens, points, patches = self._tokens(images)
         for block in self.blocks:
             tokens = block(tokens, points)
-        asked = self.mask_token.expand(len(images), len(patches), -1)
+        asked = self.mask_token.expand(images.shape[0], len(patches), -1)
         features: Tensor = self.norm(self.pool(asked, patches, self.norm(tokens), points)).mean(1)
         return features
 
@@ -172,7 +172,7 @@ class Capi(nn.Module):
         patches: Any = self.patch_embed(images)
         rows, columns = (torch.linspace(0, 1, side, device=images.device) for side in patches.shape[-2:])
         grid = torch.cartesian_prod(rows, columns).to(self.registers.dtype)
-        registers = self.registers.expand(len(images), -1, -1)
+        registers = self.registers.expand(images.shape[0], -1, -1)
         edges = _edges(registers.shape[1]).to(grid) * grid.amax(0)  # an image of one patch has no other point
         points = torch.cat([edges, grid])
         return torch.cat([registers, patches.flatten(2).transpose(1, 2)], dim=1), points, grid

@@ -21,7 +21,7 @@ class DinoPositions(VisionTransformer):
         embeddings: Tensor | None = self.pos_embed
         if not self.dynamic_img_size or embeddings is None:
             return super()._pos_embed(x)
-        prefix = [token.expand(len(x), -1, -1) for token in (self.cls_token, self.reg_token) if token is not None]
+        prefix = [token.expand(x.shape[0], -1, -1) for token in (self.cls_token, self.reg_token) if token is not None]
         patches, grid = x.flatten(1, 2), (x.shape[1], x.shape[2])
         first = 0 if self.no_embed_class else self.num_prefix_tokens  # tokens with an embedding that are not patches
         own = embeddings[:, first:].unflatten(1, self.patch_embed.grid_size)

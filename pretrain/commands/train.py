@@ -64,33 +64,27 @@ def run(options: argparse.Namespace) -> int:
 
 def dry_run_here(options: argparse.Namespace, recipe: Recipe) -> int:
     """Say whether the run can start, then what it takes."""
+    from excb.distributed.launch import require_gpus
     from excb.files.atomic import check_writable_folder
-    from excb.images.pixels import pixels_of
     from excb.remote.home import cache_root
     from excb.sources.opening import training_images
 
-    from ..channels import fit_channels
     from ..data.hub_stream import refuse_stream
     from ..plan.plan import plan_run, print_plan_report
     from ..run.probe import CHOSEN_BY
     from ..run.run_folder import extended, newest_step, refuse_folder, refuse_place, stored_recipe
     from ..run.sets import find_sets
-    from ..training.judging import check_references
-    from ..training.pixels import with_their_pixels
-    from ..training.start import check_run, complete_recipe
+    from ..training.start import complete_recipe, resolve_run
     from ..training.teaching import images_once
 
     refuse_stream(options.data, "--dry-run")
     reporter, place = reporter_of(options), place_of(options)
+    require_gpus(options.gpus)
     refuse_place(place)
-    check_references(options.against)
     begun, images = place.folder / RECIPE, training_images(options.data, options.list, reporter.note)
-    images = with_their_pixels(images, recipe.data, reporter, begun=begun)
-    if not recipe.adopts:
-        recipe = fit_channels(recipe, pixels_of(images).channels)
+    recipe, images, _ = resolve_run(recipe, images, reporter, begun=begun, against=options.against)
     if options.extend is not None:
         _, recipe = extended(recipe, stored_recipe(place.folder), place, options.extend)
-    check_run(recipe, images, begun=begun)
     recipe = complete_recipe(recipe, images, reporter.note, begun=begun)
     for folder in (recipe.monitor.data, recipe.monitor.source):
         if folder is not None:

@@ -1,7 +1,6 @@
 """A run folder: its recipe, its checkpoints, and the lock that admits one process at a time."""
 
 import fcntl
-import hashlib
 import itertools
 import os
 import weakref
@@ -24,7 +23,7 @@ from excb.files import json_text
 from excb.files.atomic import check_writable_folder
 from excb.files.foreign import read_bytes
 from excb.files.run_files import METRICS, RECIPE, REPORT
-from excb.images.image_set import CodedImages, Images, ImageSet, clipped_ledger, ledger_of
+from excb.images.image_set import CodedImages, Images, ImageSet, clipped_ledger, ledger_of, sizes_hash
 from excb.images.pixels import EIGHT_BIT, pixels_of
 from excb.images.scanning import refuse_among
 from excb.version import __version__
@@ -113,8 +112,7 @@ class RunFolder:
         """A hash of the files' sizes, with a warning if they were others when the run began or was resumed last."""
         if not isinstance(images, ImageSet) or len(images) > MOST_LOOKED_AT:
             return None
-        sizes = " ".join(images.stamp(index).partition(" ")[0] for index in range(len(images)))
-        now = hashlib.sha256(sizes.encode()).hexdigest()
+        now = sizes_hash(images)
         try:
             before = json_text.parse(text).get("file_sizes", now) if (text := self._stored()) is not None else now
         except (ValueError, AttributeError):  # `_refuse_others` says that it is damaged

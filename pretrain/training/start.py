@@ -1,14 +1,15 @@
 """The start of a run: refuse what cannot train, then build a new run or restore an unfinished one."""
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from excb.console import Reporter
 from excb.distributed.collectives import all_succeed, broadcast, rank, run_on_rank0, world_size
+from excb.distributed.machine import choose_device
 from excb.errors import UserError
 from excb.hub import loading
 from excb.hub.backbone import Backbone
@@ -20,6 +21,7 @@ from excb.networks.backbone import weights_hash
 
 from ..channels import fit_channels
 from ..data.feed import BatchFeed
+from ..data.gpu_decoding import require_decoder
 from ..data.stream_images import StreamImages
 from ..data.stream_order import reader_count
 from ..initialise import adopted, begun_values, build_model, check_backbone, start_from
@@ -28,10 +30,49 @@ from ..run.journal import EpochStatistics
 from ..run.progress import Progress
 from ..run.run_folder import RunFolder
 from ..step import trainer_for
-from . import teaching
-from .pixels import in_colours
+from . import judging, teaching
+from .pixels import in_colours, with_their_pixels
 from .state import RunState
 from .statistics import measured
+
+SetOrStream = TypeVar("SetOrStream", bound=CodedImages | StreamImages)
+
+
+def resolve_run(
+    recipe: Recipe,
+    images: SetOrStream,
+    reporter: Reporter,
+    *,
+    begun: Path,
+    device: torch.device | None = None,
+    against: Sequence[str] = (),
+    given: Collection[str] = (),
+) -> tuple[Recipe, SetOrStream, torch.device]:
+    """The recipe for these images, the images with their pixels, and the device; all ranks call this.
+
+    A run and its dry run take this step before they look into the folder, and then `complete_recipe`.
+
+    Args:
+        recipe: as the command line makes it.
+        images: to train on.
+        reporter: for messages.
+        begun: the `recipe.json` of the same run, if it was started before.
+        device: where this rank trains; by default the recipe's.
+        against: checkpoints that the verdict compares the run with.
+        given: teachers that are in memory.
+
+    Raises:
+        UserError: as `check_run`; or a checkpoint of `against` cannot be loaded, no one record of pixels fits the
+            images, there is no such device here, or it cannot decode.
+    """
+    judging.check_references(against)
+    images = with_their_pixels(images, recipe.data, reporter, begun=begun)
+    if not recipe.adopts:  # else the checkpoint that it starts from says which network takes them
+        recipe = all_succeed(lambda: fit_channels(recipe, pixels_of(images).channels, reporter.note))
+    all_succeed(lambda: check_run(recipe, images, begun=begun, given=given))
+    device = device or choose_device(recipe.efficiency.device)
+    all_succeed(lambda: require_decoder(recipe, device))
+    return recipe, images, device
 
 
 def check_run(

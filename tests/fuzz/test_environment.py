@@ -18,7 +18,7 @@ from tests.fuzz.guard import Guard
 from tests.fuzz.lane import fuzz
 
 KIND = "environment"
-NUMBERS = ("LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_PORT", "EXCB_LAUNCHER", "EXCB_HANG_SECONDS")
+NUMBERS = ("LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_PORT", "EXCB_LAUNCHER", "EXCB_CORES", "EXCB_HANG_SECONDS")
 RANKS = ("RANK", "WORLD_SIZE")  # together they make a rank of this process
 PLACES = ("EXCB_HOME", "EXCB_CACHE", "XDG_DATA_HOME", "XDG_CACHE_HOME", "HF_HOME", "HF_HUB_CACHE")
 WORDS = ("EXCB_ENDPOINT", "HF_ENDPOINT", "HF_HUB_OFFLINE")

@@ -291,6 +291,19 @@ def test_a_dry_run_looks_where_the_run_measures(images: Path, tmp_path: Path) ->
     assert main(words) == 0
 
 
+@pytest.mark.parametrize(
+    "words", [["efficiency.decoder=nvjpeg"], ["efficiency.device=cuda"], ["--gpus", "2"], ["--against", "no_such_name"]]
+)
+def test_a_dry_run_refuses_the_machine_that_the_run_refuses(
+    images: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], words: list[str]
+) -> None:
+    if torch.cuda.is_available() or torch.cuda.device_count():
+        pytest.skip("this machine has a GPU")
+    said = {refused(capsys, *command(images, tmp_path / "run", *words, *more)) for more in ((), ("--dry-run",))}
+    assert len(said) == 1
+    assert not (tmp_path / "run").exists()
+
+
 def test_only_the_process_that_loads_the_start_needs_it(
     images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -342,12 +342,28 @@ def test_a_folder_or_a_file_and_the_python_that_loads_it(
 
 
 @pytest.mark.parametrize("name", ["timm:resnet10t", "vit_tiny"])
-def test_the_python_names_a_networks_own_options(runs: dict[str, Path], tmp_path: Path, name: str) -> None:
+def test_the_python_builds_the_network_for_images_of_the_run(runs: dict[str, Path], tmp_path: Path, name: str) -> None:
     _, code, _ = export_with_snippet(str(runs[name]), tmp_path / "file.safetensors", format="timm")
     loaded: dict[str, Any] = {}
     exec(code, loaded)
-    batch = pictures(2, 224 if name == "vit_tiny" else 64)
+    batch = pictures(2, 64)  # other than the 224 that timm builds a ViT for
     torch.testing.assert_close(features(loaded["backbone"], batch), features(excb.load(runs[name]), batch))
+
+
+@pytest.mark.parametrize("side", [64, 224])
+def test_positions_that_timm_interpolates_otherwise(tmp_path: Path, side: int) -> None:
+    recipe = tiny_recipe(TINY_VIT | {"position_interpolation": "dino"}, eval_resize=side, eval_crop=side)
+    run = write_run(tmp_path / "run", 1, recipe=recipe)
+    out = tmp_path / "file.safetensors"
+    if side == 64:
+        with pytest.raises(UserError, match=r"timm does not interpolate .* as DINO does, which images of 64 pixels"):
+            export(str(run), out, format="timm")
+        assert not out.exists()
+        return
+    loaded: dict[str, Any] = {}
+    exec(export_with_snippet(str(run), out, format="timm")[1], loaded)
+    batch = pictures(2, side)
+    torch.testing.assert_close(features(loaded["backbone"], batch), features(excb.load(run), batch))
 
 
 @pytest.mark.detectron2

@@ -24,6 +24,8 @@ from excb.distributed.collectives import all_succeed, gather_objects, rank, run_
 from excb.distributed.machine import start_copy
 from excb.errors import UserError, require
 from excb.features.extraction import refuse_broken
+from excb.images.image_set import sizes_hash
+from excb.images.subset import Subset
 from excb.networks.backbone import has_batchnorm, weights_hash
 from excb.networks.drop_path import SampleDropPath
 from excb.networks.features import Inputs, extract
@@ -346,6 +348,7 @@ def _identity(task: Task, chosen: np.ndarray, settings: Settings, seed: int) -> 
             "weights": weights_hash(task.backbone),
             "train images": task.train.fingerprint,
             "share": share.hexdigest(),
+            "files": sizes_hash(Subset(task.train, chosen)),
             "preprocessing": task.preprocessing.to_dict(),
         }
     )
@@ -358,7 +361,10 @@ def _read(file: Path, identity: dict[str, Any]) -> dict[str, Any] | None:
         contents = run_checkpoint.read_run_checkpoint(file)
     except run_checkpoint.DamagedFileError as error:
         raise UserError(f"{error}: remove it, and fine-tuning starts anew") from None
-    require_same_run(file, contents.get("finetune"), identity, advice="remove it to start anew")
+    before = contents.get("finetune")
+    if isinstance(before, dict):
+        before = {"files": identity["files"]} | before  # those of earlier versions do not say
+    require_same_run(file, before, identity, advice="remove it to start anew")
     return contents
 
 

@@ -18,6 +18,7 @@ from excb.distributed.collectives import all_succeed, broadcast, gather_numbers,
 from excb.distributed.machine import to_device
 from excb.errors import UserError
 from excb.features.precision import in_precision
+from excb.images.image_set import sizes_hash
 from excb.networks.backbone import evaluating, weights_hash
 from excb.networks.outputs import LastClassTokens
 
@@ -178,6 +179,7 @@ class _State:
 
     file: Path | None
     identity: str
+    beside: dict[str, str]  # what else its heads depend on; files of earlier versions do not say
 
     @classmethod
     def of(cls, probe: Probe, file: Path | None) -> "_State":
@@ -185,7 +187,8 @@ class _State:
         task = probe.task
         parts = [probe.plan.settings(), probe.select, probe.seed, task.preprocessing.to_dict(), task.train.fingerprint]
         parts += [task.train.classes, weights_hash(task.backbone.network)]
-        return cls(file, hashlib.sha256(json.dumps(parts).encode()).hexdigest())
+        beside = {} if file is None else {"files": sizes_hash(task.train), "precision": task.precision}
+        return cls(file, hashlib.sha256(json.dumps(parts).encode()).hexdigest(), beside)
 
     def load(self, banks: Sequence[HeadBank]) -> int:
         """Load all ranks' heads from the file, if there is one; returns the epochs done."""
@@ -202,7 +205,9 @@ class _State:
             raise UserError(f"{error}: remove it to start anew") from None
         parts = "settings, images or weights"  # the file holds one hash of all of them
         advice = "name another file, or remove it to start anew"
-        require_same_run(self.file, {parts: checkpoint.get("identity")}, {parts: self.identity}, advice=advice)
+        before = {name: checkpoint.get(name, value) for name, value in self.beside.items()}
+        before[parts] = checkpoint.get("identity")
+        require_same_run(self.file, before, self.beside | {parts: self.identity}, advice=advice)
         for bank, tensors in zip(banks, checkpoint["banks"], strict=True):
             for name, tensor in bank.state.items():
                 tensor.copy_(tensors[name])
@@ -211,7 +216,7 @@ class _State:
     def save(self, epochs: int, banks: Sequence[HeadBank]) -> None:
         """Write all heads; rank 0 does it."""
         if self.file is not None:
-            file, contents = self.file, {"identity": self.identity, "epochs": epochs}
+            file, contents = self.file, {"identity": self.identity, "epochs": epochs} | self.beside
             run_on_rank0(
                 lambda: run_checkpoint.write_run_checkpoint(contents | {"banks": [bank.state for bank in banks]}, file)
             )

@@ -25,6 +25,7 @@ def stop(*_):
     sys.exit(143)
 signal.signal(signal.SIGTERM, stop)
 open(name + ".task", "w").write(str(os.getppid()))
+open(name + ".cores", "w").write(os.environ.get("EXCB_CORES", ""))
 open(name, "a").write("x")
 if deed.startswith("fail"):
     sys.exit(int(deed[4:]))
@@ -99,7 +100,8 @@ def test_what_sbatch_is_given_and_what_the_user_is_told(
         "qos=long",
         "signal=USR2@180",
     }
-    assert "--kill-on-bad-exit=1" in sbatch.read_text()
+    (command,) = (line.split() for line in sbatch.read_text().splitlines() if line.startswith("srun "))
+    assert {"--kill-on-bad-exit=1", "--cpus-per-task=10"} <= set(command)  # srun takes over neither from the job
     told = capsys.readouterr().out.splitlines()
     assert len(told) == 2
     assert told[0].startswith("job 4242: 2 nodes x 8 processes")
@@ -164,10 +166,12 @@ def wait_for(job: Any, *files: Path) -> None:
         os.sched_yield()
 
 
-def test_every_task_runs_one_process(program: str, tmp_path: Path) -> None:
+def test_every_task_runs_one_process(program: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SLURM_CPUS_PER_TASK", "5")  # as srun does in every task
     job = local(program, tmp_path, "end", 2)
     assert job.results() == [0, 0]
     assert {file.name for file in tmp_path.glob("?of?")} == {"0of2", "1of2"}
+    assert [file.read_text() for file in tmp_path.glob("*.cores")] == ["5", "5"]
 
 
 @pytest.mark.slow

@@ -148,6 +148,14 @@ def test_worker_counts() -> None:
     assert 1 <= worker_count(-1) <= min(MOST_WORKERS, os.cpu_count() or 1)
 
 
+def test_ranks_share_the_cores_unless_each_has_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("excb.distributed.workers.usable_cores", lambda: 6)
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "3")
+    assert worker_count(-1) == 2
+    monkeypatch.setenv("EXCB_CORES", "6")  # of a Slurm task that is bound to them
+    assert worker_count(-1) == 6
+
+
 def test_workers_ignore_signals_meant_for_the_group() -> None:
     program = (
         "import os, signal; from excb.distributed.workers import follow_parent; follow_parent(0);"

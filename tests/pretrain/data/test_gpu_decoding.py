@@ -25,6 +25,7 @@ from excb.pretrain.data.loader import TrainingViews, loader
 from excb.pretrain.data.sampler import SampleRef
 from excb.pretrain.overrides import apply, find_recipe
 from excb.pretrain.recipe import Recipe
+from excb.pretrain.training import start
 from tests.fake_cuda import fake_cuda, obstacle
 from tests.pretrain.small_runs import OVERRIDES, assert_same, stopped_before
 
@@ -184,7 +185,7 @@ def test_a_stopped_run_resumes_as_the_undisturbed_one(
     images: ImageSet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of unlike files, some of which cannot be read, with centroids from k-means, on the CPU in place of a GPU."""
-    monkeypatch.setattr(loop, "require_decoder", lambda *_: None)
+    monkeypatch.setattr(start, "require_decoder", lambda *_: None)
     few = recipe("nvjpeg").change(optim={"batch": 4}, method={"clusters": 6, "centroid_init": "kmeans"})
 
     def pretrain(out: Path) -> int:

@@ -3,6 +3,7 @@
 import copy
 import math
 import os
+import shutil
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -293,6 +294,22 @@ def test_a_state_of_something_else_is_refused(place: Path, tmp_path: Path) -> No
     state.write_bytes(state.read_bytes()[:-100])
     with pytest.raises(UserError, match=r"is damaged .*: remove it"):
         run(task, settings, state=state)
+
+
+def test_a_state_of_other_files_is_refused_and_one_of_a_copy_resumes(place: Path, tmp_path: Path) -> None:
+    settings, state, copied = replace(SETTINGS, epochs=1), tmp_path / "state.pt", tmp_path / "train"
+    first = run(prepare(place, "vit"), settings, state=state)
+    shutil.copytree(place / "train", copied, copy_function=shutil.copyfile)  # with other times
+    task = Task.prepare(str(place / "vit"), copied, place / "test", device="cpu", batch=4, workers=0)
+    assert torch.equal(run(task, settings, state=state), first)
+    file = copied / task.train.paths[-1]
+    Image.new("RGB", (100, 90)).save(file)
+    with pytest.raises(UserError, match=r"another run \(other files\): remove it"):
+        run(task, settings, state=state)
+    contents = run_checkpoint.read_run_checkpoint(state)
+    del contents["finetune"]["files"]  # as earlier versions wrote it
+    run_checkpoint.write_run_checkpoint(contents, state)
+    assert torch.equal(run(task, settings, state=state), first)
 
 
 # ---------------------------------------------------------------------------------------------------------------------

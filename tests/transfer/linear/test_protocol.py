@@ -3,14 +3,17 @@
 import json
 import math
 import os
+import shutil
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -359,6 +362,25 @@ def test_state_of_another_evaluation_or_damaged_is_refused(place: Path, tmp_path
     damage(state)
     with pytest.raises(UserError, match="remove it to start anew"):
         quiet(prepared, epochs=1, state=state)
+
+
+def test_state_of_other_files_or_precision_is_refused_and_one_of_a_copy_resumes(place: Path, tmp_path: Path) -> None:
+    state, copied = tmp_path / "state.pt", tmp_path / "data"
+    first = quiet(task(place), epochs=1, state=state)
+    shutil.copytree(place / "train", copied / "train", copy_function=shutil.copyfile)  # with other times
+    shutil.copytree(place / "test", copied / "test")
+    prepared = Task.prepare(str(place / "run"), copied / "train", copied / "test", device="cpu", batch=8, workers=0)
+    prepared.backbone.double()
+    assert top5(quiet(prepared, epochs=1, state=state)) == top5(first)
+    with pytest.raises(UserError, match=r"another run \(precision was fp32, now bf16\)"):
+        quiet(replace(prepared, precision="bf16"), epochs=1, state=state)
+    file = copied / "train" / prepared.train.paths[-1]
+    Image.new("RGB", (100, 90)).save(file)
+    with pytest.raises(UserError, match=r"another run \(other files\): name another file, or remove it"):
+        quiet(prepared, epochs=1, state=state)
+    contents = run_checkpoint.read_run_checkpoint(state)
+    run_checkpoint.write_run_checkpoint({name: contents[name] for name in ("identity", "epochs", "banks")}, state)
+    quiet(prepared, epochs=1, state=state)  # as earlier versions wrote it
 
 
 # ---------------------------------------------------------------------------------------------------------------------
