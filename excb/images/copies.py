@@ -15,7 +15,7 @@ from excb.files.foreign import open_file, read_bytes
 from excb.images import depth
 from excb.images.decoding import BrokenImageError, open_smaller
 from excb.images.digests import digests_of, files_of, keep_digests
-from excb.images.image_set import CodedImages
+from excb.images.image_set import CodedImages, read_once
 from excb.images.pixels import EIGHT_BIT, PixelsError, Source
 from excb.images.shards import ShardImages
 
@@ -55,9 +55,10 @@ def equal_images(sets: Sequence[CodedImages], *, named: bool = False) -> list[li
     files = dict(zip(places, chain.from_iterable(map(_files, sets)), strict=True))
     sizes = {place: _size(sets[place[0]], place[1], files[place]) for group in groups for place in group}
     groups = _parted(groups, sizes)
-    groups = _parted(groups, _digests(sets, groups, files, HEAD))
     longer = [group for group in groups if (sizes[group[0]] or 0) > HEAD]
     short = [group for group in groups if (sizes[group[0]] or 0) <= HEAD]
+    short = _parted(short, _digests(sets, short, files, HEAD, whole=True))
+    longer = _parted(longer, _digests(sets, longer, files, HEAD))
     return sorted([*short, *_parted(longer, _digests(sets, longer, files, -1))])
 
 
@@ -90,22 +91,27 @@ def _size(images: CodedImages, index: int, file: Path | str | None) -> int | Non
 
 
 def _digests(
-    sets: Sequence[CodedImages], groups: Sequence[list[Place]], files: Mapping[Place, Path | str | None], count: int
+    sets: Sequence[CodedImages],
+    groups: Sequence[list[Place]],
+    files: Mapping[Place, Path | str | None],
+    count: int,
+    *,
+    whole: bool = False,
 ) -> dict[Place, bytes | None]:
-    """`_digest` of all images of the groups."""
+    """`_digest` of all images of the groups; with `whole`, of files that have no more bytes, which are held."""
     places = [place for group in groups for place in group]
     digests = digests_of(
         f"sha256 of {count}",
         [files[place] for place in places],
-        lambda turn: _digest(sets[places[turn][0]], places[turn][1], count),
+        lambda turn: _digest(sets[places[turn][0]], places[turn][1], count, whole=whole),
     )
     return dict(zip(places, digests, strict=True))
 
 
-def _digest(images: CodedImages, index: int, count: int) -> bytes | None:
+def _digest(images: CodedImages, index: int, count: int, *, whole: bool) -> bytes | None:
     """A hash of the first bytes, or of all for -1; None if they cannot be read."""
     try:
-        source = images.source(index)
+        source = read_once(images, index) if whole else images.source(index)
         with open_file(source) if isinstance(source, str | Path) else source as stream:
             return hashlib.sha256(stream.read(count)).digest()
     except (OSError, BrokenImageError):
@@ -113,17 +119,22 @@ def _digest(images: CodedImages, index: int, count: int) -> bytes | None:
 
 
 def look_once(sets: Sequence[CodedImages]) -> None:
-    """Read each file once for what `equal_images` and `near_copies` ask of it, which then find it in the table."""
-    files = [file for images in sets for file in _files(images) if file is not None]
+    """Read each file once for what `equal_images` and `near_copies` ask of it, which then find it in the table.
+
+    What passes through networks afterwards is held, where there is room.
+    """
+    filed = [(images, *each) for images in sets for each in enumerate(_files(images)) if each[1] is not None]
 
     def look(number: int) -> Sequence[bytes | None]:
+        images, index, _ = filed[number]
+        source = read_once(images, index)
         try:
-            content = read_bytes(Path(files[number]), MOST_AT_ONCE)
+            content = read_bytes(Path(source), MOST_AT_ONCE) if isinstance(source, str | Path) else source.read()
         except OSError:  # of frames of a video, and large files, each digest is read alone
             return None, None
         return hashlib.sha256(content[:HEAD]).digest(), _small_of(io.BytesIO(content))
 
-    keep_digests((f"sha256 of {HEAD}", SMALL), files, look)
+    keep_digests((f"sha256 of {HEAD}", SMALL), [file for _, _, file in filed], look)
 
 
 def comparable(sets: Sequence[CodedImages]) -> bool:

@@ -1,21 +1,26 @@
 """Sets of images: folders of any depth with or without labels, or lists of paths."""
 
 import hashlib
+import io
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from pathlib import Path
+from threading import Lock
 from typing import Any, Protocol, TypeVar, runtime_checkable
 
 import numpy as np
 
+from excb.files.foreign import read_bytes
 from excb.images.decoding import Source, open_image
+from excb.images.formats.plugins import is_known_by_name
 from excb.images.formats.video import frame_of
 from excb.images.pixels import EIGHT_BIT, ClippedImages, Pixels, notice_of, pixels_of
 from excb.ledger import NAMED, NOTHING, Ledger, LedgerEntry
 
 AnyImages = TypeVar("AnyImages")
 Value = TypeVar("Value")
+MOST_HELD = 2**27  # bytes of the files of a set whose contents are held
 CLIPPED = "images with values outside the range"  # the ledger's reason
 
 
@@ -69,6 +74,51 @@ class FiledImages(CodedImages, Protocol):
 
     def file(self, index: int) -> Path:
         """The file of one image."""
+
+
+class HeldContents:
+    """Contents of some files of a set, by their numbers, at most `MOST_HELD` bytes in all.
+
+    Processes that are forked have them, too. Those that are started anew, to which they would be copied, have none and
+    read the files themselves.
+    """
+
+    def __init__(self) -> None:
+        self._contents: dict[int, tuple[str, bytes]] = {}
+        self._bytes = 0
+        self._lock = Lock()
+
+    def __reduce__(self) -> tuple[type["HeldContents"], tuple[()]]:
+        return HeldContents, ()
+
+    def __contains__(self, number: int) -> bool:
+        """Whether there is a content of this file, which may have changed since."""
+        return number in self._contents
+
+    def fits(self, size: int) -> bool:
+        """Whether there is room for so many bytes."""
+        return self._bytes + size <= MOST_HELD
+
+    def keep(self, number: int, stamp: str, content: bytes) -> None:
+        """Hold the content of a file, where there is room for it, and the stamp that it had before it was read."""
+        with self._lock:
+            if number not in self._contents and self.fits(len(content)):
+                self._contents[number] = stamp, content
+                self._bytes += len(content)
+
+    def get(self, number: int, stamp: str) -> bytes | None:
+        """The content; None where it is not held, or the file has another stamp by now."""
+        held = self._contents.get(number)
+        return held[1] if held is not None and held[0] == stamp else None
+
+
+@runtime_checkable
+class HoldingImages(FiledImages, Protocol):
+    """Files of which some contents are held in memory."""
+
+    @property
+    def held(self) -> HeldContents:
+        """The contents, by the images' numbers."""
 
 
 @runtime_checkable
@@ -143,6 +193,33 @@ def with_doubts(images: AnyImages, found: Ledger) -> AnyImages:
     return changed  # type: ignore[no-any-return]
 
 
+def held_source(images: HoldingImages, index: int) -> Source:
+    """The content of a file where it is held and has not changed since, else the file."""
+    file = images.file(index)
+    content = images.held.get(index, stamp_of(file)) if index in images.held else None
+    return file if content is None else io.BytesIO(content)
+
+
+def read_once(images: CodedImages, index: int) -> Source:
+    """One image as it is stored, for a first look; its content is held for the passes over the set that follow.
+
+    A file stays a file where it cannot be read, which its use reports, where there is no room for it, and where its
+    name says how it is opened.
+    """
+    source = images.source(index)
+    if not isinstance(images, HoldingImages) or not isinstance(source, Path) or is_known_by_name(source):
+        return source
+    try:
+        stamp = stamp_of(source)
+        if not images.held.fits(os.stat(source).st_size):  # noqa: PTH116 - likewise
+            return source
+        content = read_bytes(source)
+    except (OSError, ValueError):
+        return source
+    images.held.keep(index, stamp, content)
+    return io.BytesIO(content)
+
+
 def stamp_of(*files: Path | str) -> str:
     """Sizes and modification times of files; "none" if one is missing, which opening the image reports."""
     try:
@@ -187,6 +264,7 @@ class ImageSet:
     ledger: Ledger = field(default=NOTHING, compare=False)  # what the scan left out
     pixels: Pixels = EIGHT_BIT  # how stored values become channels
     clipped: ClippedImages | None = field(default=None, compare=False, repr=False)  # where images of more bits are read
+    held: HeldContents = field(default_factory=HeldContents, compare=False, repr=False)  # see `read_once`
 
     def __len__(self) -> int:
         return len(self.paths)
@@ -200,7 +278,9 @@ class ImageSet:
         """The file of one sample."""
         return self.root / self.paths[index]
 
-    source = file
+    def source(self, index: int) -> Source:
+        """See `CodedImages.source`."""
+        return held_source(self, index)
 
     def stamp(self, index: int) -> str:
         """See `stamp_of`."""
@@ -208,7 +288,7 @@ class ImageSet:
 
     def open(self, index: int) -> Any:
         """See `Images.open`."""
-        return open_image(self.file(index), self.pixels, notice_of(self, index))
+        return open_image(self.source(index), self.pixels, notice_of(self, index))
 
     @property
     def fingerprint(self) -> str:

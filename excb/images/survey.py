@@ -5,6 +5,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, fields, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ from excb.images import depth
 from excb.images.decoding import BrokenImageError
 from excb.images.digests import digests_of, files_of
 from excb.images.formats.plugins import HEIC, JXL, RAW
+from excb.images.image_set import read_once
 from excb.images.pixels import EIGHT_BIT, ClippedImages, Pixels, Source, pixels_of
 from excb.images.subset import Subset
 
@@ -152,11 +154,14 @@ def common_channels(images: Any) -> int:
 def _stored(images: Any, known: Pixels) -> tuple[Counter[tuple[str, int]], list[int]]:
     """How many images are of each type and number of channels, and which may hold more than 8 bits."""
     source: Callable[[int], Source] = getattr(images, "source", _no_source)
-    possible = [] if source is _no_source else _possibly_deep(images.paths)
+    coded = source is not _no_source
+    possible = _possibly_deep(images.paths) if coded else []
     headers = "header of a picture" if known.channels == 3 else f"header of {plural(known.channels, 'channel')}"
+    if coded and len(possible) <= HEADERS:  # of all of them, and whoever asks for headers reads pixels next
+        source = partial(read_once, images)
     seen = _looked(images, _spread(possible, HEADERS), headers, lambda index: _kind(source(index), known))
     kinds = Counter(_kind_of(kind) for kind in seen if kind is not None)
-    if source is not _no_source and len(possible) < len(images):
+    if coded and len(possible) < len(images):
         kinds["uint8", 3] += len(images) - len(possible)
     return kinds, possible
 

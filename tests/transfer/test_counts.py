@@ -14,7 +14,7 @@ import torch
 from PIL import Image
 
 from excb.hub.backbone import Backbone
-from excb.images import digests
+from excb.images import copies, digests
 from excb.pretrain.__main__ import main as pretrain
 from excb.transfer.cli import main as evaluate
 
@@ -37,7 +37,7 @@ COMMANDS: dict[str, Callable[[Path, Path], int]] = {
     ),
 }
 PICTURES = {"search": 2 * 13, "dense": 2 * 8 + 2}  # on a page or a picture, however many images there are
-READS = {"dense": 6}  # of each image: those of other commands, its pixels' kind, its size, and its mask
+READS = {"dense": 2, "near-duplicates": 2}  # of each image: one of other commands; of its mask; of a group's members
 # In each call the doctor decodes a sample of images, `choose` looks at one, members of a group are compared by their
 # sizes, and masks are no features.
 OPENS = {"doctor": 1, "choose": 1, "near-duplicates": 1, "dense": 2}
@@ -132,9 +132,19 @@ def test_counts_grow_with_the_files_and_no_faster(command: str, counts: Counts, 
     files, fixed = few + few // 2, PICTURES.get(command, 0)
     for kind, count in cold[0].items():
         assert cold[1][kind] <= 2 * count + 8, kind
-    assert cold[0]["opened"] <= READS.get(command, 2) * files + fixed  # copies and near-copies, and the network
+    assert cold[0]["opened"] <= READS.get(command, 1) * files + fixed  # by whoever looks first, who holds the content
     data = tmp_path / str(2 * few)
     warm = counts.of(lambda: run(data, tmp_path / "out"), data)
     assert warm["opened"] <= OPENS.get(command, 0) * 2 * files + fixed
     assert warm["through the network"] <= 1  # of a query
     assert warm["hashed"] < FEW  # keys of the cache, and fingerprints: as many of any number of files
+
+
+@pytest.mark.parametrize("near", [True, False], ids=["searched for near-copies", "for copies only"])
+def test_files_that_are_searched_for_copies_are_opened_once(
+    near: bool, counts: Counts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(copies, "MOST_NEAR", 10_000 if near else 0)
+    data = write_images(tmp_path / "data", FEW)
+    cold = counts.of(lambda: COMMANDS["knn"](data, tmp_path / "out"), data)
+    assert cold["opened"] == FEW + FEW // 2

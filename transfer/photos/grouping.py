@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from excb.images.copies import comparable, equal_images, near_pairs
+from excb.images.copies import comparable, equal_images, look_once, near_pairs
 from excb.images.image_set import CodedImages
 
 
@@ -14,8 +14,9 @@ def copy_groups(images: CodedImages) -> tuple[np.ndarray, bool]:
     In a group are equal files, and pictures that look the same by `near_pairs`, linked two by two: a burst of
     photographs is one group. More images than `comparable` allows are compared by their files only.
     """
+    if looked := comparable([images]):
+        look_once([images])
     pairs = [(group[0][1], other[1]) for group in equal_images([images]) for other in group[1:]]
-    looked = comparable([images])
     if looked:
         pairs += near_pairs(images)
     return linked(len(images), pairs), looked

@@ -136,6 +136,11 @@ def is_raw(source: Source) -> bool:
     return _ends_in(source, RAW)
 
 
+def is_known_by_name(source: Source) -> bool:
+    """Whether a file's extension decides how it is opened, or what is said where it cannot be."""
+    return any(_ends_in(source, extra) for extra in (RAW, HEIC, JXL))
+
+
 def _ends_in(source: Source, extra: Extra) -> bool:
     return isinstance(source, str | Path) and str(source).lower().endswith(extra.extensions)
 

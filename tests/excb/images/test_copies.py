@@ -37,9 +37,9 @@ def test_each_file_is_read_once_although_all_have_one_size(tmp_path: Path, monke
     images = write(tmp_path, **{f"i{number}": number.to_bytes(4, "big") for number in range(50)})
     read, digest = list[int](), copies._digest
 
-    def counted(images: CodedImages, index: int, count: int) -> bytes | None:
+    def counted(images: CodedImages, index: int, count: int, *, whole: bool) -> bytes | None:
         read.append(index)
-        return digest(images, index, count)
+        return digest(images, index, count, whole=whole)
 
     monkeypatch.setattr(copies, "_digest", counted)
     assert copies.equal_images([images]) == []

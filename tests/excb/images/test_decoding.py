@@ -277,7 +277,7 @@ def test_other_formats_open_whole(tmp_path: Path, name: str) -> None:
 @pytest.mark.parametrize("divisor", [1, 2])
 def test_a_stream_is_read_as_its_file_and_left_open(tmp_path: Path, divisor: int) -> None:
     smooth(32, 24).save(tmp_path / "1.jpg")
-    file = ImageSet(tmp_path, ["1.jpg"]).source(0)
+    file = ImageSet(tmp_path, ["1.jpg"]).file(0)
     stream = io.BytesIO(file.read_bytes())
     stream.seek(7)  # wherever it stands
     for _ in range(2):

@@ -1,7 +1,7 @@
 """COCO's instance annotations as classes of pixels: categories, or their super-categories; and background."""
 
 import hashlib
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 
@@ -10,7 +10,8 @@ from PIL import Image
 
 from excb.errors import UserError
 from excb.images.decoding import BrokenImageError, open_image
-from excb.images.pixels import Pixels, notice_of
+from excb.images.image_set import HeldContents, held_source
+from excb.images.pixels import Pixels, Source, notice_of
 
 from ...coco.annotations import CocoSet
 from ...coco.reading import LAYOUTS, SPLITS, layout_place, read_coco
@@ -32,6 +33,7 @@ class CocoMasks:
     classes: tuple[str, ...]
     numbers: tuple[int, ...]  # the class of every label of `images`
     labels: None = None
+    held: HeldContents = field(default_factory=HeldContents, compare=False, repr=False)  # see `ImageSet`
 
     def __len__(self) -> int:
         return len(self.images)
@@ -50,7 +52,9 @@ class CocoMasks:
         """The file of one image."""
         return self.images.file(index)
 
-    source = file
+    def source(self, index: int) -> Source:
+        """See `CodedImages.source`."""
+        return held_source(self, index)
 
     @cached_property
     def paths(self) -> tuple[str, ...]:
@@ -68,7 +72,7 @@ class CocoMasks:
 
     def open(self, index: int) -> Image.Image:
         """See `Images.open`. Raises BrokenImageError also for an image of another size than annotated."""
-        image: Image.Image = open_image(self.file(index), self.pixels, notice_of(self.images, index))
+        image: Image.Image = open_image(self.source(index), self.pixels, notice_of(self.images, index))
         if image.size != self.size(index):
             try:
                 self.images.check_size(index)

@@ -16,8 +16,8 @@ from excb.files.csv_text import read_listing
 from excb.files.foreign import refuse_special
 from excb.images.decoding import DAMAGE, BrokenImageError, open_image, stored_and_upright_size
 from excb.images.formats.plugins import open_plain
-from excb.images.image_set import Images, stamp_of
-from excb.images.pixels import EIGHT_BIT, ClippedImages, Pixels, notice_of
+from excb.images.image_set import HeldContents, Images, held_source, stamp_of
+from excb.images.pixels import EIGHT_BIT, ClippedImages, Pixels, Source, notice_of
 from excb.images.scanning import scan_folder
 from excb.ledger import NOTHING, Ledger
 
@@ -70,6 +70,7 @@ class MaskFiles:
     ledger: Ledger = field(default=NOTHING, compare=False)  # what else is in these folders
     pixels: Pixels = EIGHT_BIT  # how stored values of images become colours
     clipped: ClippedImages | None = field(default=None, compare=False, repr=False)  # see `ImageSet`
+    held: HeldContents = field(default_factory=HeldContents, compare=False, repr=False)  # see `ImageSet`
     _sizes: dict[int, tuple[int, int]] = field(default_factory=dict, init=False, compare=False, repr=False)
 
     def __len__(self) -> int:
@@ -94,22 +95,25 @@ class MaskFiles:
         """The file of one image."""
         return self.root / self.paths[index]
 
-    source = file
+    def source(self, index: int) -> Source:
+        """See `CodedImages.source`."""
+        return held_source(self, index)
 
     def open(self, index: int) -> Image.Image:
         """See `Images.open`."""
-        image: Image.Image = open_image(self.file(index), self.pixels, notice_of(self, index))
+        image: Image.Image = open_image(self.source(index), self.pixels, notice_of(self, index))
         return image
 
     def size(self, index: int) -> tuple[int, int]:
         """See `MaskedImages.size`. The file is opened once: views, masks and scores all ask for it."""
         if index in self._sizes:
             return self._sizes[index]
-        file = self.root / self.paths[index]
         try:
-            return self._sizes.setdefault(index, stored_and_upright_size(file)[1])
+            return self._sizes.setdefault(index, stored_and_upright_size(self.source(index))[1])
         except BrokenImageError as error:
-            raise UserError(f"{file} cannot be read ({error}): fix it, or remove it with its mask") from None
+            raise UserError(
+                f"{self.file(index)} cannot be read ({error}): fix it, or remove it with its mask"
+            ) from None
 
     def mask(self, index: int) -> np.ndarray:
         """See `MaskedImages.mask`."""

@@ -13,8 +13,8 @@ from PIL import Image
 from excb.console import plural
 from excb.errors import UserError
 from excb.images.decoding import BrokenImageError, open_image
-from excb.images.image_set import Images, stamp_of
-from excb.images.pixels import EIGHT_BIT, ClippedImages, Pixels, notice_of
+from excb.images.image_set import HeldContents, Images, held_source, stamp_of
+from excb.images.pixels import EIGHT_BIT, ClippedImages, Pixels, Source, notice_of
 
 Box = tuple[float, float, float, float]  # left, top, right, bottom in pixels of the upright image
 FamilyName = Literal["revisited", "copies"]
@@ -38,6 +38,7 @@ class CroppedImages:
     boxes: tuple[Box | None, ...]  # None is the whole image
     pixels: Pixels = EIGHT_BIT  # how stored values become colours
     clipped: ClippedImages | None = field(default=None, compare=False, repr=False)  # see `ImageSet`
+    held: HeldContents = field(default_factory=HeldContents, compare=False, repr=False)  # likewise
     labels: None = None
     classes: None = None
 
@@ -52,11 +53,15 @@ class CroppedImages:
 
     def stamp(self, index: int) -> str:
         """See `Images.stamp`."""
-        return stamp_of(self.source(index))
+        return stamp_of(self.file(index))
 
-    def source(self, index: int) -> Path:
+    def file(self, index: int) -> Path:
         """The file of one image."""
         return self.root / self.paths[index]
+
+    def source(self, index: int) -> Source:
+        """See `CodedImages.source`."""
+        return held_source(self, index)
 
     def open(self, index: int) -> Image.Image:
         """See `Images.open`. Raises BrokenImageError also for a box outside the image."""
