@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from excb.distributed.collectives import all_succeed, gather_objects, rank, world_size
+from excb.errors import UserError
 
 from .layouts.masks import IGNORED
 from .patches.features import Grid, Patches
@@ -104,7 +105,7 @@ def segment(
         The areas of all images, and the predicted masks of those to keep, on all ranks.
 
     Raises:
-        UserError: a mask cannot be used.
+        UserError: a mask cannot be used, or none has a pixel of a class.
     """
     found: dict[int, _Scored] = {}
     for block in _blocks(views, grid.patches):
@@ -125,6 +126,8 @@ def segment(
             found |= part
         progress(len(block))
     scored = [found[image] for image in range(len(views.images))]
+    if not any(one.areas[-1].any() for one in scored):
+        raise UserError.on_all_ranks(f"no test image of {views.root} has a pixel of a class: check the masks")
     masks = {image: one.mask for image, one in enumerate(scored) if one.mask is not None}
     pairs = [one.confusion for one in scored if one.confusion is not None]
     return stacked([one.areas for one in scored], pairs or None), masks

@@ -325,6 +325,18 @@ def test_an_unreadable_image_stops_it(place: Path, tmp_path: Path, capsys: pytes
     assert "1 of 4 images in" in capsys.readouterr().err
 
 
+def test_test_masks_without_a_class_are_refused(
+    place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    root = write_set(tmp_path / "set", sizes=(48,))
+    for file in (root / "test" / "masks").rglob("*.png"):  # as where a benchmark keeps its answers
+        with Image.open(file) as mask:
+            blank = Image.new("L", mask.size, 255)
+        blank.save(file)
+    assert main(command(place, None, "--data", str(root))) == 2
+    assert "no test image of" in capsys.readouterr().err
+
+
 def test_from_python_by_name_and_by_backbone(place: Path) -> None:
     quick: dict[str, Any] = {"data": place / "set", "device": "cpu", "workers": 0, "no_cache": True, "quiet": True}
     named = excb.evaluate(place / "cnn", "dense", heads=["knn"], k=3, **quick)
