@@ -105,7 +105,8 @@ def prepare_teaching(
     ):
         # Not refused: a run that began with it must resume.
         reporter.warn(
-            f"distil.teacher_channels has no use: every teacher takes {recipe.channels} channels, as the images have"
+            "distil.teacher_channels has no use: every teacher takes "
+            f"{plural(recipe.channels, 'channel')}, as the images have"
         )
     all_images = settings.teacher_sees == "image"
     images: Images = feed.indexed if all_images else evenly_spread(feed.indexed, settings.samples)
