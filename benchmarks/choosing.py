@@ -2,9 +2,10 @@
 
 Run: python -m benchmarks.choosing OUT SET [SET ...] [--networks mobilenetv2] [--minutes 10] [--full-minutes 8]
 SET has train/ and test/ with one folder per class. Per set: `choose` on train/ by its labels; then each command that it
-wrote, with its epochs reduced where it would take more than --full-minutes; then k-NN (k = 20) and logistic regression
-of test/ by train/ for these runs, the networks as they are, and the references. Processor time is that of the command
-and all of its processes. OUT keeps everything, and the same command continues where it was stopped.
+wrote, with its epochs reduced where it would take more than --full-minutes, and a teacher that still follows; then k-NN
+(k = 20) and logistic regression of test/ by train/ for these runs, the networks as they are, and the references.
+Processor time is that of the command and all of its processes. OUT keeps everything, and the same command continues
+where it was stopped.
 """
 
 import argparse
@@ -16,7 +17,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from excb.pretrain.overrides import find_recipe
+from excb.pretrain import overrides
+from excb.pretrain.run.rules import followed_momentum
 
 KINDS = {"adapt": "adapted", "distil": "distilled", "photos_small": "from random weights"}
 REFERENCES = ("--untrained", "--pixels", "--histogram", "--patches")
@@ -32,6 +34,7 @@ def main() -> None:
     parser.add_argument(
         "--full-minutes", type=float, default=8, help="of each full run, at most, as choose estimates it"
     )
+    parser.add_argument("--only", nargs="+", choices=KINDS, default=list(KINDS), help="the alternatives that are run")
     args = parser.parse_args()
     for data in args.sets:
         study(args, data)
@@ -54,12 +57,18 @@ def study(args: argparse.Namespace, data: Path) -> None:
     for command in chosen["commands"]:
         words = shlex.split(command["command"])
         kind = KINDS.get(words[1])
-        if kind is None:
+        if kind is None or words[1] not in args.only:
             continue
         trained = out / words[1]
         if not (trained / "seconds.json").exists():
             seconds = run(
-                "excb.pretrain", *words[1:], "--out", str(trained), "--gpus", "0", *fewer_epochs(args, command, words)
+                "excb.pretrain",
+                *words[1:],
+                "--out",
+                str(trained),
+                "--gpus",
+                "0",
+                *fewer_epochs(args, command, words, data),
             )
             (trained / "seconds.json").write_text(json.dumps(seconds))
         rows[kind] = (
@@ -75,14 +84,19 @@ def study(args: argparse.Namespace, data: Path) -> None:
         print(f"  {name:24s} k-NN {said(knn)}  logistic regression {said(linear)}  {seconds:.0f} s", flush=True)
 
 
-def fewer_epochs(args: argparse.Namespace, command: dict[str, Any], words: list[str]) -> list[str]:
-    """The override that brings a run into the minutes that it may take; none where it fits."""
+def fewer_epochs(args: argparse.Namespace, command: dict[str, Any], words: list[str], data: Path) -> list[str]:
+    """The overrides that bring a run into the minutes that it may take; none where it fits."""
     share = args.full_minutes / 60 / max(command["hours"], 1e-9)
     if share >= 1:
         return []
-    stated = next((float(word.split("=")[1]) for word in words if word.startswith("optim.epochs=")), None)
-    epochs = find_recipe(words[1]).optim.epochs if stated is None else stated
-    return [f"optim.epochs={max(2, round(epochs * share))}"]
+    recipe = overrides.apply(overrides.find_recipe(words[1]), [word for word in words if "=" in word])
+    fewer = f"optim.epochs={max(2, round(recipe.optim.epochs * share))}"
+    if not recipe.method.needs_teacher:
+        return [fewer]
+    recipe = overrides.apply(recipe, [fewer])
+    images = sum(path.is_file() for path in (data / "train").rglob("*"))
+    steps = recipe.steps_per_epoch(images) * recipe.optim.epochs
+    return [fewer, f"method.teacher_momentum={followed_momentum(recipe, steps):g}"]
 
 
 def crop_of(commands: list[dict[str, Any]]) -> tuple[int, int] | None:

@@ -109,7 +109,12 @@ def _remarks(experiment: Experiment, frozen: Trial) -> list[str]:
         )
         remarks.append(
             f"a short run that adapts {frozen.name} {found}"
-            + ("" if worse else "; a full run is compared with the original, too, and says what it gained")
+            + (
+                ""
+                if worse
+                else "; a full run may gain what neighbours among its own images do not show, so compare both on "
+                "labelled images of another day or place (docs/adapt.md)"
+            )
         )
     if student is not None and student.cost is not None and frozen.cost is not None and _cheaper(student, frozen):
         kept = 100 * student.value / max(frozen.value, 1e-9)

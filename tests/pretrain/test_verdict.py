@@ -188,6 +188,24 @@ def test_colours_are_named_beside_better_patches_unless_the_run_is_ahead_of_them
     assert not any("keep the colours" in advice for advice in ahead.advice)
 
 
+@pytest.mark.parametrize(
+    ("data", "now", "name", "told"),
+    [
+        (None, 54.5, "knn_top1", True),
+        (None, 60.0, "knn_top1", False),  # better: nothing is hidden
+        ("photos", 54.5, "knn_top1", False),  # of images that it did not train on
+        (None, 54.5, "instance_retrieval", False),  # of each image's own copies, not of its neighbours
+    ],
+)
+def test_a_gain_that_neighbours_of_one_series_may_hide_is_to_be_looked_for_elsewhere(
+    data: str | None, now: float, name: str, told: bool
+) -> None:
+    gain = Gain("k-NN top-1", "2,640 images of the training set", 54.0, now, now - 56.0, now - 52.0)
+    changes = {"adapt": {"warmup_epochs": 1.0}, "monitor": {"data": data}}
+    verdict = judge_run(run(now, name=name, changes=changes, adapted=Adapted({TARGET: gain}, 4, 400, 4)))
+    assert any("on labelled images that this run did not see" in advice for advice in verdict.advice) == told
+
+
 def test_the_checkpoint_that_a_run_started_from_may_be_the_best_reference() -> None:
     verdict = judge_run(run(45.0, references=REFERENCES | {"patches": 52.0, "start": 58.0}))
     assert "13.0 points below the checkpoint it started from (58.0 %)" in verdict.summary

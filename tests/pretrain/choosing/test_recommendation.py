@@ -62,6 +62,12 @@ def test_what_is_recommended(tried: tuple[Trial, ...], action: str, name: str | 
     assert all("\n" not in line for line in (made.reason, *made.remarks))
 
 
+@pytest.mark.parametrize(("percent", "told"), [(61, True), (45, False), (75, False)])
+def test_where_a_short_adaptation_is_level_a_full_one_may_gain_unseen(percent: float, told: bool) -> None:
+    remarks = recommend(experiment(FROZEN, trial("large adapted", "adapted", percent, SLOW, "large"))).remarks
+    assert any("labelled images of another day or place" in remark for remark in remarks) == told
+
+
 def test_the_best_of_equals_is_rarely_recommended() -> None:
     """Networks that are all as good as the best reference: in 5 % of experiments one of them is, not in a third."""
     undecided = 0
