@@ -122,8 +122,9 @@ def _extended(recipe: Recipe, folder: RunFolder | None, epochs: int, reporter: R
     if longer.optim.restarts:  # none where the run had these epochs from the beginning
         *_, start, end = longer.optim.marks
         warmup = min(longer.optim.warmup_epochs, end - start)
+        added = f"epoch {end} extends" if end == start + 1 else f"epochs {start + 1} to {end} extend"
         reporter.note(
-            f"epochs {start + 1} to {end} extend the run, and all schedules begin anew: the learning rate warms up for "
+            f"{added} the run, and all schedules begin anew: the learning rate warms up for "
             f"{warmup:g} {'epoch' if warmup == 1 else 'epochs'}, then falls on a cosine"
         )
     return longer

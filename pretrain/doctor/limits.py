@@ -21,7 +21,7 @@ def check_open_files(workers: int, prefetch: int) -> Finding:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     need = OWN_FILES + workers * (4 + TENSORS * (prefetch + 1))
     limit = "unlimited" if soft == resource.RLIM_INFINITY else f"{soft:,}"
-    found = f"ulimit -n is {limit}; {plural(workers, 'worker')} need about {need:,}"
+    found = f"ulimit -n is {limit}; {plural(workers, 'worker')} {'needs' if workers == 1 else 'need'} about {need:,}"
     if soft == resource.RLIM_INFINITY or soft >= need:
         return Finding("open files", "ok", found)
     fix = f"ulimit -n {min(hard, 65_536) if hard != resource.RLIM_INFINITY else 65_536}"

@@ -19,6 +19,7 @@ from excb.references.untrained import evenly_spread
 from excb.remote.home import cache_root
 
 from ..data.feed import BatchFeed
+from ..distil.chosen_channels import ChosenChannels
 from ..distil.distillation import Distillation
 from ..distil.kept import KeptTargets, cells_of_teacher, features_of_teacher
 from ..distil.settings import DistilSettings
@@ -99,6 +100,14 @@ def prepare_teaching(
     if not teaching.teachers:
         return
     settings, views = recipe.distil, recipe.views
+    if settings.teacher_channels and all(
+        not isinstance(each.backbone.network, ChosenChannels) for each in teaching.teachers
+    ):
+        # Not refused: a run that began with it must resume.
+        reporter.warn(
+            "distil.teacher_channels has no use: every teacher takes "
+            f"{plural(recipe.channels, 'channel')}, as the images have"
+        )
     all_images = settings.teacher_sees == "image"
     images: Images = feed.indexed if all_images else evenly_spread(feed.indexed, settings.samples)
     needed = images_once(settings, len(feed.indexed)) > 0

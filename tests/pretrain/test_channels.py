@@ -10,6 +10,7 @@ import pytest
 import torch
 
 import excb
+from excb.console import Reporter
 from excb.errors import UserError
 from excb.images.image_set import ImageSet
 from excb.images.subset import Subset
@@ -245,3 +246,13 @@ def test_a_teacher_of_colours_sees_the_chosen_channels(bands: ImageSet, tmp_path
     assert run_training(recipe, bands, tmp_path / "run", KeptNotes()) == 0
     report = json.loads((tmp_path / "run" / "report.json").read_text())
     assert "conv4_photos" in report["verdict"]["references"]
+
+
+def test_channels_that_no_teacher_has_to_choose_are_idle(
+    bands: ImageSet, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    colours = ImageSet(bands.root.parent / "pictures", [name.replace(".npy", ".png") for name in bands.paths])
+    distil = {"teachers": ("conv4_photos",), "samples": 16, "clusters": 4, "teacher_channels": (2, 1, 0)}
+    recipe = small("distil", model={"backbone": "conv4", "options": {}}, distil=distil)
+    assert run_training(recipe, colours, tmp_path / "run", Reporter(), verdict=False) == 0
+    assert "distil.teacher_channels has no use: every teacher takes 3 channels" in capsys.readouterr().err

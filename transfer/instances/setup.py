@@ -21,6 +21,7 @@ from excb.networks.backbone import REFUSALS, evaluating
 from excb.networks.features import Kind
 from excb.networks.outputs import resized_preprocessing
 from excb.networks.preprocessing import Preprocessing
+from excb.option_parser import require_use
 from excb.sources.opening import open_images
 
 from ..data.mapping import all_on_one_mapping, declared_pixels
@@ -130,6 +131,7 @@ def open_task(shared: OwnSetOptions, own: InstanceOptions, device: torch.device,
     """
     layout = layout_of(own.data, own.layout)
     instances = layout.open(own.data, own.ground_truth)
+    require_use(own, "candidates", used=instances.family == "copies", why="is of muAP, which only copies have")
     distractors, whitened_on = (
         None if place is None else open_images(place, reporter.note) for place in (own.distractors, own.whiten)
     )

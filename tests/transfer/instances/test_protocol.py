@@ -486,6 +486,11 @@ def test_python_evaluates_it_too(place: Path) -> None:
         excb.evaluate(network, "instances", data=place / "pairs", **usual)
 
 
+def test_candidates_are_of_copies_alone(place: Path) -> None:
+    with pytest.raises(UserError, match=r"--candidates is of muAP, which only copies have: leave it out"):
+        measured(place, "revisited", candidates=5)
+
+
 def test_kinds_of_figures() -> None:
     for figure, family, metric in (
         ("revisited_mAP_medium", "revisited", "mAP medium"),
