@@ -201,7 +201,7 @@ def test_a_gain_that_neighbours_of_one_series_may_hide_is_to_be_looked_for_elsew
     data: str | None, now: float, name: str, told: bool
 ) -> None:
     gain = Gain("k-NN top-1", "2,640 images of the training set", 54.0, now, now - 56.0, now - 52.0)
-    changes = {"adapt": {"warmup_epochs": 1.0}, "monitor": {"data": data}}
+    changes: dict[str, dict[str, Any]] = {"adapt": {"warmup_epochs": 1.0}, "monitor": {"data": data}}
     verdict = judge_run(run(now, name=name, changes=changes, adapted=Adapted({TARGET: gain}, 4, 400, 4)))
     assert any("on labelled images that this run did not see" in advice for advice in verdict.advice) == told
 
