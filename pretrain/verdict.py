@@ -414,7 +414,7 @@ def _advice_on_adapting(run: RunFigures, adapted: Adapted, *, poor: bool) -> Ite
     adapt, optim = run.recipe.adapt, run.recipe.optim
     source = adapted.gains.get(SOURCE)
     if poor and adapt.active and run.recipe.monitor.data is None and "knn_top1" in run.figures:
-        # Groceries, docs/adapt.md: 91.4 and 90.6 % here, 57.5 and 65.9 % of test images.
+        # docs/photographs.md: on groceries 91.4 and 90.6 % here, but 57.5 and 65.9 % of test images.
         yield (
             "compare the last checkpoint and the original on labelled images that this run did not see (excb-eval knn "
             "--train DIR --test DIR --ckpt RUN/checkpoints/step-N.pt): nearest neighbours among training images are "

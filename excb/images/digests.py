@@ -14,7 +14,9 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from excb.errors import UserError
+from excb.images.decoding import BrokenImageError, stored_and_upright_size
 from excb.images.image_set import ImageSet
+from excb.images.pixels import Source
 from excb.images.subset import Subset
 from excb.remote.home import cache_root
 
@@ -78,6 +80,27 @@ def _digests(
         if digests_of_kind := {stamp: value for stamp, values in new.items() if (value := values[place]) is not None}:
             _keep(kind, digests_of_kind)
     return found
+
+
+def upright_sizes(files: Sequence[Path | str | None], source: Callable[[int], Source]) -> list[tuple[int, int] | None]:
+    """Width and height of images as they are opened; None of those that cannot be read, which their use reports.
+
+    Args:
+        files: as `digests_of` takes them.
+        source: the image of this number as it is stored.
+    """
+
+    def read(number: int) -> bytes | None:
+        try:
+            return "{} {}".format(*stored_and_upright_size(source(number))[1]).encode()
+        except (BrokenImageError, OSError, ValueError):  # ValueError: a zero byte in the name
+            return None
+
+    sizes: list[tuple[int, int] | None] = []
+    for found in digests_of("upright size 1", files, read):
+        width, _, height = (found or b"").partition(b" ")
+        sizes.append((int(width), int(height)) if width.isdigit() and height.isdigit() else None)
+    return sizes
 
 
 def files_of(images: Any, numbers: Sequence[int]) -> list[Path | str | None]:

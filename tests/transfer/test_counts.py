@@ -38,9 +38,8 @@ COMMANDS: dict[str, Callable[[Path, Path], int]] = {
 }
 PICTURES = {"search": 2 * 13, "dense": 2 * 8 + 2}  # on a page or a picture, however many images there are
 READS = {"dense": 2, "near-duplicates": 2}  # of each image: one of other commands; of its mask; of a group's members
-# In each call the doctor decodes a sample of images, `choose` looks at one, members of a group are compared by their
-# sizes, and masks are no features.
-OPENS = {"doctor": 1, "choose": 1, "near-duplicates": 1, "dense": 2}
+# In each call the doctor decodes a sample of images, `choose` looks at one, and masks are no features.
+OPENS = {"doctor": 1, "choose": 1, "dense": 1}
 
 
 def _on(command: str, data: Path) -> list[str]:
@@ -131,7 +130,7 @@ def test_counts_grow_with_the_files_and_no_faster(command: str, counts: Counts, 
         cold.append(counts.of(lambda data=data: run(data, tmp_path / "out"), data))  # type: ignore[misc]
     files, fixed = few + few // 2, PICTURES.get(command, 0)
     for kind, count in cold[0].items():
-        assert cold[1][kind] <= 2 * count + 8, kind
+        assert cold[1][kind] <= 2 * count + 16, kind  # groups of near-duplicates hold more than twice as many here
     assert cold[0]["opened"] <= READS.get(command, 1) * files + fixed  # by whoever looks first, who holds the content
     data = tmp_path / str(2 * few)
     warm = counts.of(lambda: run(data, tmp_path / "out"), data)

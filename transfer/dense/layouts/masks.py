@@ -15,6 +15,7 @@ from excb.errors import UserError
 from excb.files.csv_text import read_listing
 from excb.files.foreign import refuse_special
 from excb.images.decoding import DAMAGE, BrokenImageError, open_image, stored_and_upright_size
+from excb.images.digests import upright_sizes
 from excb.images.formats.plugins import open_plain
 from excb.images.image_set import HeldContents, Images, held_source, stamp_of
 from excb.images.pixels import EIGHT_BIT, ClippedImages, Pixels, Source, notice_of
@@ -105,15 +106,17 @@ class MaskFiles:
         return image
 
     def size(self, index: int) -> tuple[int, int]:
-        """See `MaskedImages.size`. The file is opened once: views, masks and scores all ask for it."""
+        """See `MaskedImages.size`. All are measured with the first: views, masks and scores ask for them."""
+        if not self._sizes:
+            sizes = upright_sizes([self.root / path for path in self.paths], self.source)
+            self._sizes.update({number: size for number, size in enumerate(sizes) if size is not None})
         if index in self._sizes:
             return self._sizes[index]
         try:
-            return self._sizes.setdefault(index, stored_and_upright_size(self.source(index))[1])
+            return stored_and_upright_size(self.source(index))[1]
         except BrokenImageError as error:
-            raise UserError(
-                f"{self.file(index)} cannot be read ({error}): fix it, or remove it with its mask"
-            ) from None
+            file = self.file(index)
+            raise UserError(f"{file} cannot be read ({error}): fix it, or remove it with its mask") from None
 
     def mask(self, index: int) -> np.ndarray:
         """See `MaskedImages.mask`."""

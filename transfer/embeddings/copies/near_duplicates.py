@@ -1,6 +1,6 @@
 """Near-duplicates as a result: groups around one image each, the file of each to keep, and a CSV to act on."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, overload
@@ -11,7 +11,7 @@ import torch
 from excb.console import Reporter, plural
 from excb.files.atomic import write_text
 from excb.files.csv_text import path_cell, plain_table
-from excb.images.decoding import BrokenImageError, stored_and_upright_size
+from excb.images.digests import upright_sizes
 
 from ..table.vectors import Vectors
 from .duplicates import star_groups, unit_rows
@@ -186,7 +186,10 @@ def find_near_duplicates(
     limit = threshold.cosine if threshold is not None else float(cosine or 0)
     with reporter.progress("pairs of images", len(embeddings)) as bar:
         stars = star_groups(embeddings.rows, limit, bar.advance, also=alike or ())
-    return NearDuplicates([_group(embeddings, star) for star in stars], limit, threshold, embeddings.root)
+    members = sorted({row for star in stars for row in star})
+    measured = _measured(Path(embeddings.root), [embeddings.paths[row] for row in members])
+    files = dict(zip(members, measured, strict=True))
+    return NearDuplicates([_group(embeddings, star, files) for star in stars], limit, threshold, embeddings.root)
 
 
 def _advice(group: DuplicateGroup) -> str:
@@ -195,11 +198,11 @@ def _advice(group: DuplicateGroup) -> str:
     return f"keep {group.keep}" + (f", not {', '.join(group.others)}" if group.others else "")
 
 
-def _group(embeddings: Vectors, star: Sequence[int]) -> DuplicateGroup:
-    """The group of some rows, the representative first."""
+def _group(embeddings: Vectors, star: Sequence[int], measured_files: Mapping[int, NearDuplicate]) -> DuplicateGroup:
+    """The group of some rows, the representative first, with the measured files of all."""
     rows = sorted(star)
     unit = torch.cat([unit_rows(embeddings.rows, row, row + 1) for row in rows])
-    files = [_measured(Path(embeddings.root), embeddings.paths[row]) for row in rows]
+    files = [measured_files[row] for row in rows]
     measured = [place for place, each in enumerate(files) if each.width is not None]
     shown = min(measured, key=lambda place: files[place].order, default=rows.index(star[0]))
     cosines = (unit @ unit[shown]).clamp(-1, 1).tolist()
@@ -215,10 +218,12 @@ def _weakest(unit: torch.Tensor) -> float:
     return float(np.clip(min(float((part @ unit.T).min()) for part in unit.split(1024)), -1, 1))
 
 
-def _measured(root: Path, path: str) -> NearDuplicate:
-    """A file's pixels and bytes, as far as it is there."""
-    try:
-        _, (width, height) = stored_and_upright_size(root / path)
-        return NearDuplicate(path, 1.0, width, height, (root / path).stat().st_size)
-    except (OSError, ValueError, BrokenImageError):  # ValueError: a zero byte in the name
-        return NearDuplicate(path, 1.0)
+def _measured(root: Path, paths: Sequence[str]) -> list[NearDuplicate]:
+    """Pixels and bytes of files, as far as they are there."""
+    files, found = [root / path for path in paths], []
+    for path, file, size in zip(paths, files, upright_sizes(files, files.__getitem__), strict=True):
+        try:
+            found.append(NearDuplicate(path, 1.0, *size, file.stat().st_size) if size else NearDuplicate(path, 1.0))
+        except OSError:  # removed since
+            found.append(NearDuplicate(path, 1.0))
+    return found
