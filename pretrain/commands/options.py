@@ -96,6 +96,11 @@ def named_recipe(options: argparse.Namespace) -> Recipe:
     with rank0_reports():
         if options.recipe is None:
             raise UserError(f"{options.command.name} which recipe? (`excb-pretrain list` shows all)")
+        if OVERRIDE.match(options.recipe):
+            raise UserError(
+                f"{options.recipe} replaces a value of a recipe: name the recipe before it "
+                "(`excb-pretrain list` shows all)"
+            )
         return overrides.find_recipe(options.recipe)
 
 

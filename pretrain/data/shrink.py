@@ -9,14 +9,14 @@ from typing import Any
 
 from PIL import Image
 
-from excb.console import Reporter
+from excb.console import Reporter, plural
 from excb.distributed.machine import usable_cores
 from excb.errors import UserError, require
 from excb.files.atomic import check_writable_folder, new_file
 from excb.images.decoding import BrokenImageError, open_smaller, stored_and_upright_size
 from excb.images.image_set import ImageSet, clipped_ledger
 from excb.images.pixels import Pixels, notice_of
-from excb.images.scanning import scan_folder
+from excb.images.scanning import find_images, scan_folder
 from excb.images.survey import surveyed, with_pixels
 
 QUALITY = 95  # of JPEGs
@@ -55,7 +55,7 @@ def shrink_folder(folder: Path, out: Path, reporter: Reporter, *, side: int, pix
 
     Raises:
         UserError: there are no images, a place cannot be read or written, one folder is in the other, two images would
-            have the same copy, or copies of another size are there.
+            have the same copy, or other images or copies of another size are there.
     """
     source, target = folder.resolve(), out.resolve()
     if source.is_relative_to(target) or target.is_relative_to(source):
@@ -72,6 +72,7 @@ def shrink_folder(folder: Path, out: Path, reporter: Reporter, *, side: int, pix
     for name in images.paths:
         if (shared := _copied_name(name)) != name and shared in names:
             raise UserError(f"{name} and {shared} in {folder} would have the same copy: rename one of them")
+    _refuse_others(images, out)
     check_writable_folder(out)
     written = kept = before = after = 0
     broken = []
@@ -117,6 +118,18 @@ def _copy(images: ImageSet, index: int, out: Path, side: int) -> tuple[Path, boo
     with new_file(smaller) as temporary:
         image.save(temporary, "JPEG", quality=QUALITY, subsampling=0)
     return smaller, True
+
+
+def _refuse_others(images: ImageSet, out: Path) -> None:
+    """Raise UserError if images are in `out` that are not copies of these: a run would train on them, too."""
+    if not out.is_dir():
+        return
+    copies = {*images.paths, *map(_copied_name, images.paths)}
+    if others := sorted(set(find_images(out)[0]) - copies):
+        raise UserError(
+            f"{out} holds {plural(len(others), 'image')} without an original in {images.root}, such as {others[0]}: "
+            "name an --out without other images"
+        )
 
 
 def _copied_name(name: str) -> str:

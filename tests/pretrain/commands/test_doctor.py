@@ -93,6 +93,7 @@ def test_the_table(images: Path, tmp_path: Path, capsys: pytest.CaptureFixture[s
     [
         (["quickstart"], "--data DIR"),
         (["quickstartt", "--data", "x"], "did you mean 'quickstart'"),
+        (["--data", "x", "optim.epoch=3"], "optim.epoch=3 replaces a value of a recipe: name the recipe before it"),
         (["--data", "nowhere"], "no folder nowhere"),
         (["--data", "x", "--gpus", "-1"], "--gpus takes 0"),
     ],

@@ -85,6 +85,18 @@ def test_copies_of_another_size_are_not_mixed(
     assert {file: file.read_bytes() for file in before} == before
 
 
+def test_copies_are_not_mixed_with_other_images(
+    photographs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "copies"
+    (out / "birds").mkdir(parents=True)
+    Image.new("RGB", (8, 8)).save(out / "birds" / "other.png")
+    assert shrink(photographs, out) == 2
+    said = capsys.readouterr().err
+    assert f"holds 1 image without an original in {photographs}, such as birds/other.png: name an --out" in said
+    assert [file.name for file in out.rglob("*.*")] == ["other.png"]
+
+
 @pytest.mark.parametrize(
     ("line", "message"),
     [
