@@ -112,7 +112,6 @@ class HeldContents:
         return held[1] if held is not None and held[0] == stamp else None
 
 
-@runtime_checkable
 class HoldingImages(FiledImages, Protocol):
     """Files of which some contents are held in memory."""
 
@@ -206,17 +205,18 @@ def read_once(images: CodedImages, index: int) -> Source:
     A file stays a file where it cannot be read, which its use reports, where there is no room for it, and where its
     name says how it is opened.
     """
-    source = images.source(index)
-    if not isinstance(images, HoldingImages) or not isinstance(source, Path) or is_known_by_name(source):
+    source, held = images.source(index), getattr(images, "held", None)
+    # Not by the protocol, whose check computes every property, such as the fingerprint of all images, for each one.
+    if not isinstance(held, HeldContents) or not isinstance(source, Path) or is_known_by_name(source):
         return source
     try:
         stamp = stamp_of(source)
-        if not images.held.fits(os.stat(source).st_size):  # noqa: PTH116 - likewise
+        if not held.fits(os.stat(source).st_size):  # noqa: PTH116 - likewise
             return source
-        content = read_bytes(source)
+        content = read_bytes(source, MOST_HELD)
     except (OSError, ValueError):
         return source
-    images.held.keep(index, stamp, content)
+    held.keep(index, stamp, content)
     return io.BytesIO(content)
 
 

@@ -90,3 +90,19 @@ def test_contents_are_not_copied_to_new_processes(tmp_path: Path) -> None:
     assert 0 not in copied.held
     assert np.array_equal(opened(copied, 0), np.asarray(PICTURE))
     assert copied == images
+
+
+class Unhashed(ImageSet):
+    """A set whose fingerprint, which takes time in proportion to its images, must not be asked for with each image."""
+
+    @property
+    def fingerprint(self) -> str:
+        """Never computed here."""
+        pytest.fail("the fingerprint was computed")
+
+
+def test_reading_an_image_takes_no_look_at_the_whole_set(tmp_path: Path) -> None:
+    PICTURE.save(tmp_path / "1.png")
+    images = Unhashed(tmp_path, ["1.png"])
+    read_once(images, 0)
+    assert np.array_equal(opened(images, 0), np.asarray(PICTURE))
