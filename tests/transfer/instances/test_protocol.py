@@ -268,6 +268,17 @@ def test_distractors_are_images_of_the_gallery_that_answer_nothing(place: Path, 
     assert (result.protocol_hash, result.data["test"]) == (without.protocol_hash, without.data["test"])
 
 
+def test_images_that_are_cropped_are_found_among_the_distractors(place: Path, tmp_path: Path) -> None:
+    (tmp_path / "more").mkdir()
+    instances = task(place, "revisited").instances
+    for name, images in {"query": instances.queries, "answer": instances.gallery}.items():
+        shutil.copy(Path(images.root) / images.paths[0], tmp_path / "more" / f"{name}.jpg")
+    entries = task(place, "revisited", distractors=str(tmp_path / "more")).ledger.entries
+    said = [(entry.reason, entry.names[0].rpartition(" = ")[2]) for entry in entries if "distractors" in entry.reason]
+    reason = "of the {} are among the distractors too"
+    assert said == [(reason.format("queries"), "query.jpg"), (reason.format("gallery images"), "answer.jpg")]
+
+
 def test_queries_and_answers_among_the_distractors_are_named_before_time_is_spent(
     place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
