@@ -99,13 +99,16 @@ def read_sizes(folder: Path) -> tuple[ResultRecord, np.ndarray]:
     """The result in a folder that `excb-eval clusters` wrote, and its cluster sizes [K].
 
     Raises:
-        UserError: it is not such a folder, or the assignments are not those of the result.
+        UserError: it is not such a folder, or an earlier version's with noise as a cluster; or the assignments are not
+            those of the result.
     """
     file = folder / RESULT if folder.is_dir() else folder
     try:
         result = ResultRecord.from_json(read_text(file), source=str(file))
         if result.protocol != "clusters":
             raise UserError(f"{file} is of protocol {result.protocol}: name a folder of `excb-eval clusters --out`")
+        if result.settings.get("method") == "hdbscan" and "noise_images" not in result.figures:
+            raise UserError(f"{file} is of an earlier version, which counted noise as a cluster: evaluate again")
         table = file.with_name(result.predictions["file"])
         packed = read_bytes(table)
     except (OSError, KeyError) as error:

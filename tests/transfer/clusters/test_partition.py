@@ -1,5 +1,6 @@
 """Clusters of features: planted directions are found, and cosines are those of plain NumPy."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -97,6 +98,21 @@ def test_figures_are_of_the_images_in_clusters_and_name_the_noise(tmp_path: Path
     assert figures["purity_percent"] == pytest.approx(100 * sum(counts) / sizes.sum(), abs=1e-3)
     table = (tmp_path / "out" / "assignments.csv").read_text().splitlines()
     assert sum(row.split(",")[1] == "-1" for row in table) == noise
+
+
+def test_sizes_of_an_earlier_version_with_noise_as_a_cluster_are_refused(tmp_path: Path) -> None:
+    vectors, _ = blobs(outliers=6)
+    names = [f"{number:03}.png" for number in range(len(vectors))]
+    made = Embeddings(ArrayRows(vectors), names, str(tmp_path), {"name": "some", "preprocessing": {}})
+    for method in ("hdbscan", "kmeans"):
+        made.clusters(method=method, k=None if method == "hdbscan" else 4).save(tmp_path / method, quiet=True)
+        file = tmp_path / method / "clusters.json"
+        result = ResultRecord.read(file)
+        figures = {name: value for name, value in result.figures.items() if "noise" not in name}
+        replace(result, figures=figures).write(file)
+    read_sizes(tmp_path / "kmeans")
+    with pytest.raises(UserError, match=r"is of an earlier version, which counted noise as a cluster: evaluate again"):
+        read_sizes(tmp_path / "hdbscan")
 
 
 @pytest.mark.parametrize(
