@@ -79,11 +79,13 @@ def _steps(_task: "Task", options: DenseInSuite, depends_on: Mapping[str, Any]) 
     if options.masks is None:
         why = "name images and masks for it with --masks DIR"
         return [SuiteStep("dense", "Dense", "dense", None, skipped=why)]
+    from excb.features.extraction import files_hash
+
     from .layouts.table import mask_layout_of, mask_splits
 
     sets = mask_splits(options.masks, mask_layout_of(options.masks))
     depends_on = {name: value for name, value in depends_on.items() if name not in _OF_LABELLED}
-    depends_on |= {"masks": [images.fingerprint for images in sets]}
+    depends_on |= {"masks": [[images.fingerprint, files_hash(images)] for images in sets]}
     return [SuiteStep("dense", "Dense", "dense", DenseOptions(data=options.masks), depends_on=depends_on)]
 
 

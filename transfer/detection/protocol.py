@@ -15,6 +15,7 @@ from excb.errors import UserError
 from excb.files import json_text
 from excb.files.atomic import write_bytes
 from excb.files.foreign import read_bytes, read_text
+from excb.images.image_set import sizes_hash
 from excb.images.pixels import EIGHT_BIT
 from excb.results.pictures import DETECTION_RUN, DETECTIONS
 from excb.results.result import ResultRecord
@@ -52,7 +53,7 @@ def measure(task: DetectionTask, options: DetectionOptions, reporter: Reporter) 
     if is_new and options.checks_first:
         run_on_rank0(lambda: preflight(engine, job))
     if is_new:
-        run_on_rank0(lambda: json_text.write_json(_identity(options, job), job.folder / IDENTITY))
+        run_on_rank0(lambda: json_text.write_json(_run_identity(options, job), job.folder / IDENTITY))
     with StopRequest() as stop:
         if not engine.train_detector(job, stop):
             if stop.received is not None:
@@ -70,8 +71,7 @@ def starts_anew(task: DetectionTask, options: DetectionOptions) -> bool:
     Raises:
         UserError: the folder holds another run, or other files.
     """
-    identity = _identity(options, task.job)
-    return run_on_rank0(lambda: _is_new(task.job.folder, identity))
+    return run_on_rank0(lambda: _is_new(task.job.folder, _run_identity(options, task.job)))
 
 
 def _show(job: Job, result: ResultRecord, reporter: Reporter) -> None:
@@ -94,6 +94,11 @@ def _identity(options: DetectionOptions, job: Job) -> dict[str, Any]:
     }
 
 
+def _run_identity(options: DetectionOptions, job: Job) -> dict[str, Any]:
+    """The same with the files of the training images, which an annotation file names only."""
+    return _identity(options, job) | {"files": sizes_hash(job.train)}
+
+
 def _is_new(folder: Path, identity: dict[str, Any]) -> bool:
     """Whether the folder is new; the folder of another run is refused."""
     file = folder / IDENTITY
@@ -105,6 +110,8 @@ def _is_new(folder: Path, identity: dict[str, Any]) -> bool:
         if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
             raise UserError(f"{folder} is a file, or holds other files: name a new folder with --run")
         return True
+    if isinstance(stored, dict):
+        stored = {"files": identity["files"]} | stored  # runs of earlier versions do not say
     require_same_run(folder, _for_message(stored), _for_message(identity), advice="name another --run")
     return False
 

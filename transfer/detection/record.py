@@ -142,13 +142,14 @@ def _steps(task: "Task", options: DetectionInSuite, depends_on: Mapping[str, Any
     return [SuiteStep("detection", "Detection", "detection", own, depends_on=depends_on)]
 
 
-def _fingerprints(folder: Path) -> dict[str, str]:
+def _fingerprints(folder: Path) -> dict[str, list[str]]:
     from excb.distributed.collectives import all_succeed
+    from excb.features.extraction import files_hash
 
     from ..coco.reading import open_coco
 
     train, val = all_succeed(lambda: open_coco(folder))
-    return {"train": train.fingerprint, "val": val.fingerprint}
+    return {name: [images.fingerprint, files_hash(images)] for name, images in (("train", train), ("val", val))}
 
 
 DETECTION = Protocol(

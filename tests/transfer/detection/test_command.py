@@ -1,6 +1,7 @@
 """`excb-eval detection` around an engine that is none: checks, run folders, files of the result, bad input."""
 
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -288,6 +289,27 @@ def test_a_folder_of_another_run_is_left_alone(
     assert len(stub.trained) == 1
 
 
+def test_a_run_of_other_image_files_is_left_alone_and_one_of_a_copy_resumes(
+    stub: Perfect, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert detect(data) == 0
+    shutil.copytree(data, copied := tmp_path / "copied", copy_function=shutil.copyfile)  # with other times
+    assert detect(copied) == 0
+    file = next((copied / "train2017").iterdir())
+    with Image.open(file) as image:
+        blank = Image.new("RGB", image.size)
+    blank.save(file)
+    for dry in ((), ("--dry-run",)):
+        assert detect(copied, *dry) == 2
+        assert "belongs to another run (other files): name another --run" in capsys.readouterr().err
+    identity = tmp_path / "runs/detection-mine-smoke/run.json"
+    known = json.loads(identity.read_text())
+    del known["files"]  # as earlier versions wrote it
+    identity.write_text(json.dumps(known))
+    assert detect(copied) == 0
+    assert len(stub.trained) == 3
+
+
 def test_a_folder_with_other_files_is_left_alone(
     stub: Perfect, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -426,7 +448,7 @@ def test_other_images_are_another_run(stub: Perfect, data: Path, capsys: pytest.
     file = data / "annotations/instances_train2017.json"
     change(file, images=contents(file)["images"][:-1])
     assert detect(data) == 2
-    assert "(other training set)" in capsys.readouterr().err
+    assert "(other training set; other files)" in capsys.readouterr().err
 
 
 def test_preflight_uses_the_runs_own_network(stub: Perfect, data: Path) -> None:
