@@ -69,7 +69,7 @@ def embed(
 
     if out is not None:
         check_vectors_file(Path(path_text(out, "out is a file")))
-    refused = {name: why for name, why in FROM_SHELL.items() if name != "out"}
+    refused = {name: why for name, why in FROM_SHELL.items() if name not in ("out", "overwrite")}
     refused |= {"index": "the embeddings have .save_index(FILE)"}
     given = given_images(images, options.get("every"))
     if isinstance(ckpt, nn.Module) and "device" not in options:
@@ -151,14 +151,16 @@ def reproduce(
     several = data.items() if isinstance(data, Mapping) else [("", data)]
     takes = "data is a folder or a named set, or several by name"
     named = [f"{name and name + '='}{path_text(place, takes)}" for name, place in several]
-    refused = {name: why for name, why in FROM_SHELL.items() if name != "out"} | {"list": "use the command excb-eval"}
+    refused = {name: why for name, why in FROM_SHELL.items() if name not in ("out", "overwrite")}
+    refused |= {"list": "use the command excb-eval"}
     results = None if (out := options.pop("out", None)) is None else Path(path_text(out, "out is a folder"))
+    overwrite = bool(options.pop("overwrite", False))
     chosen = of_values(
         ReproduceOptions, {"what": what, "data": named, "ckpt": ckpt, **options}, owner="reproduce", refused=refused
     )
     reporter = Reporter(quiet=quiet or not is_rank0())
     with joined(chosen.device, stay=True) as device:
-        return check_claims(chosen, device, reporter, results=results)
+        return check_claims(chosen, device, reporter, results=results, overwrite=overwrite)
 
 
 def leaderboard(

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from excb.console import Reporter
 from excb.errors import UserError, is_rank0, path_text
+from excb.results.replacing import fingerprints, refuse_other_result, result_at
 from excb.results.result import interval_text
 
 from . import protocols
@@ -79,22 +80,42 @@ class Result:
         """The figure that pages show first."""
         return protocols.headline(self.figures)
 
-    def save(self, file: str | Path) -> list[Path]:
+    def save(self, file: str | Path, *, overwrite: bool = False) -> list[Path]:
         """Write FILE.json, which `excb-eval compare` and `leaderboard` read, with predictions and picture beside it.
+
+        Args:
+            file: it may hold an earlier result of the same checkpoint, protocol and images, which is replaced.
+            overwrite: replace a result of something else as well.
 
         Returns:
             The files, JSON first.
 
         Raises:
-            UserError: one cannot be written.
+            UserError: one cannot be written, or the file holds a result of something else.
         """
         place = Path(file)
         if place.suffix != ".json":
             raise UserError(f"{place}: a result is saved to a file that ends in .json; its other files stand beside it")
+        if not overwrite:
+            self._refuse_other_result(place)
         if self.write is None:
             self.record.write(place)
             return [place]
         return self.write(self.record, place)
+
+    def _refuse_other_result(self, place: Path) -> None:
+        record, protocol = self.record, protocols.protocol_of_result(self.record.protocol)
+        file = place if protocol is None else protocol.result_file(place)
+        advice = "name another file, or replace it with overwrite=True"
+        if (before := result_at(file, advice=advice)) is not None:
+            refuse_other_result(
+                before,
+                file,
+                is_protocol=(lambda name: name == record.protocol) if protocol is None else protocol.made,
+                weights=record.checkpoint.get("weights_sha256"),
+                images=fingerprints(record.data),
+                advice=advice,
+            )
 
     @property
     def name(self) -> str:

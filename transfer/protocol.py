@@ -215,6 +215,15 @@ class Protocol:
         precision = {name: settings[name] for name in ("feature_precision",) if name in settings}
         return {**self.result_fields(settings, kind), **precision}
 
+    def result_file(self, out: Path) -> Path:
+        """The file that holds the result: what --out names, or of a protocol with a folder the file of its name there.
+
+        A folder may be named as FOLDER.json.
+        """
+        if self.out == "file":
+            return out
+        return (out.with_suffix("") if out.suffix == ".json" else out) / f"{self.name}.json"
+
     def made(self, protocol: str) -> bool:
         """Whether a result's `protocol` is this one: it has this name, or one that begins with it (linear_fast)."""
         return protocol == self.name or protocol.startswith((f"{self.name}_", f"{self.name}-"))

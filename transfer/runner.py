@@ -39,24 +39,43 @@ class Evaluation:
     shared: Any
     own: Any
 
-    def open(self, device: "torch.device", reporter: Reporter, *, results: Path | None = None) -> "Task":
+    def open(
+        self, device: "torch.device", reporter: Reporter, *, out: Path | None = None, overwrite: bool = False
+    ) -> "Task":
         """Load and check checkpoint and images; all ranks call this.
 
         Args:
             device: where to compute.
             reporter: prints notes and progress.
-            results: the folder that results will be written to; it may not lie among the images.
+            out: the file or folder that the result will be written to; it may not lie among the images.
+            overwrite: it may hold a result of something else.
 
         Raises:
-            UserError: options contradict each other, or checkpoint or images cannot be used.
+            UserError: options contradict each other, or checkpoint or images cannot be used; or `out` holds a result
+                of another checkpoint, of another protocol or of other images.
         """
-        from excb.distributed.collectives import all_succeed
+        from excb.distributed.collectives import all_succeed, run_on_rank0
 
         all_succeed(self.check)
         task: Task = self.protocol.open(self.shared, self.own, device, reporter)
-        if results is not None:
-            refuse_results_among(task.sets.values(), results)
+        if out is not None:
+            refuse_results_among(task.sets.values(), out if self.protocol.out == "folder" else out.parent)
+            if not overwrite:
+                run_on_rank0(partial(self._refuse_other_result, task, self.protocol.result_file(out)))
         return task
+
+    def _refuse_other_result(self, task: "Task", file: Path) -> None:
+        from excb.results.replacing import fingerprints, refuse_other_result, result_at
+
+        if (before := result_at(file)) is not None:
+            described = task.describe()
+            refuse_other_result(
+                before,
+                file,
+                is_protocol=self.protocol.made,
+                weights=described["checkpoint"]["weights_sha256"],
+                images=fingerprints(described["data"]),
+            )
 
     def check(self) -> None:
         """Raise UserError where options contradict each other; nothing is loaded."""
@@ -169,6 +188,7 @@ def command(protocol: Protocol) -> Command:
         work,
         out=protocol.out,
         metavar=_place(protocol),
+        overwrite=True,
         group=protocol.group,
         examples=protocol.examples,
     )
@@ -208,8 +228,7 @@ def _run(evaluation: Evaluation, shell: Shell, device: "torch.device") -> int:
         _refuse_unwritten(evaluation)
     if not shell.dry_run and (why := protocol.missing(evaluation.own)):  # before any image is read
         raise UserError.on_all_ranks(why)
-    results = None if out is None else out if protocol.out == "folder" else out.parent
-    task = evaluation.open(device, reporter, results=results)
+    task = evaluation.open(device, reporter, out=out, overwrite=shell.overwrite)
     if shell.dry_run:
         return evaluation.dry_run(task, reporter, as_json=shell.json)
     try:

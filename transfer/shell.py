@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from excb.cli import Command, Parser, local_path
 from excb.console import Reporter
 from excb.distributed.slurm import HELP as SLURM_HELP
-from excb.errors import is_rank0
+from excb.errors import UserError, is_rank0
 from excb.option_parser import add_option_fields, of_arguments
 
 from .parallel import in_parallel
@@ -26,11 +26,12 @@ class Shell:
     dry_run: bool
     json: bool
     quiet: bool
+    overwrite: bool = False
 
     @classmethod
     def of(cls, args: argparse.Namespace) -> "Shell":
         """Of a parsed command line."""
-        return cls(args.out, args.dry_run, args.json, args.quiet)
+        return cls(args.out, args.dry_run, args.json, args.quiet, getattr(args, "overwrite", False))
 
     @property
     def reporter(self) -> Reporter:
@@ -52,6 +53,7 @@ def shell_command(
     out: Literal["file", "folder"] = "file",
     metavar: str = "FILE.json",
     default_out: "Callable[[Any], Path] | None" = None,
+    overwrite: bool = False,
     answers: tuple[int, ...] = (),
     group: str = "",
     description: str = "",
@@ -67,6 +69,7 @@ def shell_command(
         out: what --out names.
         metavar: of --out.
         default_out: the place to write to where --out names none, given the first options; None writes nothing then.
+        overwrite: whether it has the option that lets --out hold results of something else.
         answers: exit codes beside 0 that are not failures.
         group: under which the program's help lists it.
         description: for its own `--help`.
@@ -81,6 +84,8 @@ def shell_command(
         add("--slurm", metavar="NAME=VALUE,...", help=SLURM_HELP)
         add = parser.add_argument_group("output").add_argument
         add("--out", type=local_path, metavar=metavar, help="write the result here")
+        if overwrite:
+            add("--overwrite", action="store_true", help="replace results of other checkpoints or images in --out")
         add("--dry-run", action="store_true", help="say what it will take, and do nothing")
         add("--json", action="store_true", help="print the result as JSON instead of a table")
         add("--quiet", action="store_true", help="print neither notes nor progress")
@@ -93,6 +98,8 @@ def shell_command(
     def run_command(args: argparse.Namespace) -> int:
         if args.out is None and default_out is not None:
             args.out = default_out(of_arguments(kinds[0], args))
+        if overwrite and args.overwrite and args.out is None:
+            raise UserError.on_all_ranks(f"--overwrite is of results in files: name a place with --out {metavar}")
         return start(args)
 
     return Command(name, about, add, run_command, description, group, examples)
@@ -101,6 +108,7 @@ def shell_command(
 # Options that only a command line has use for, and what Python has instead.
 FROM_SHELL = {
     **dict.fromkeys(("gpus", "slurm"), "start the script with torchrun, or use the command excb-eval"),
+    "overwrite": "the result has .save(FILE, overwrite=True)",
     **dict.fromkeys(("json", "out"), "the result has .save(FILE), .figures and .record"),
     **dict.fromkeys(("dry_run", "help"), "that is the command line's"),
 }

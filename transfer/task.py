@@ -27,7 +27,7 @@ from excb.images.image_set import Images, ledger_of
 from excb.images.pixels import EIGHT_BIT
 from excb.ledger import NAMED, NOTHING, Ledger, doubt
 from excb.networks.architecture import RGB
-from excb.networks.backbone import check_resolution, image_channels
+from excb.networks.backbone import check_resolution, image_channels, weights_hash
 from excb.networks.features import Kind
 from excb.networks.preprocessing import Preprocessing
 from excb.references import patches, untrained
@@ -361,7 +361,7 @@ class Task:
         return sum((ledger_of(images).of(name) for images, name in unique.values()), sum(self.doubts.values(), NOTHING))
 
     def describe_checkpoint(self) -> dict[str, Any]:
-        """The checkpoint, for the result."""
+        """The checkpoint, for the result. Its weights are hashed as they are now."""
         entry = self.backbone.entry
         subject = Subject.of_entry(entry.source, entry)
         return {
@@ -375,7 +375,9 @@ class Task:
             "pretraining": {name: getattr(subject, name) for name in ("method", "epochs", "batch", "crops")},
             "preprocessing": self.preprocessing.to_dict(),
             **({"training_ledger": entry.training["ledger"]} if entry.training.get("ledger") else {}),
-        } | self._precision
+            **self._precision,
+            "weights_sha256": weights_hash(self.backbone.network),
+        }
 
     def describe_data(self) -> dict[str, Any]:
         """The images, for the result."""

@@ -13,7 +13,6 @@ from excb.distributed.collectives import all_succeed, rank
 from excb.errors import require
 from excb.inference.basis import JACKKNIFE, stated
 from excb.inference.estimate import Estimate
-from excb.networks.backbone import weights_hash
 from excb.references.guessing import MAJORITY
 from excb.results.result import ResultRecord, interval_text
 
@@ -200,7 +199,7 @@ def _result(
         protocol="dense",
         figures=figures,
         settings=settings_of(task, options),
-        checkpoint=described["checkpoint"] | {"weights_sha256": weights_hash(task.backbone.network)},
+        checkpoint=described["checkpoint"],
         data=described["data"],
         ledger=described["ledger"],
         seconds=round(seconds, 1),

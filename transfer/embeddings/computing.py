@@ -17,7 +17,6 @@ from excb.hub.resolve import lasting
 from excb.images.decoding import BrokenImageError
 from excb.images.image_set import Images, clipped_ledger, ledger_of, share_clipped
 from excb.neighbours.unit_rows import Rows
-from excb.networks.backbone import weights_hash
 
 from ..data.sources import refuse_idle_root
 from ..opening import task_on
@@ -93,7 +92,7 @@ def compute(
         images.paths if len(kept) == len(images) else [images.paths[index] for index in kept.tolist()]
     )
     backbone = task.backbone
-    model = task.describe_checkpoint() | {"weights_sha256": weights_hash(backbone.network)}
+    model = task.describe_checkpoint()
     model["loads"] = lasting(loads) if loads else ""
     root = os.fspath(images.root)
     root = os.path.abspath(root) if Path(root).is_dir() else root  # noqa: PTH100 - as the user wrote it, links and all

@@ -44,13 +44,15 @@ def _work(given: list[Any], shell: Shell, device: "torch.device") -> int:
         return task_on(replace(options_of(options, PassOptions), ckpt=checkpoint), train, test, device)
 
     def run(checkpoint: str, task: "Task") -> "RunStep":
-        return partial(_run, checkpoint=checkpoint, task=task, reporter=reporter)
+        return partial(_run, checkpoint=checkpoint, task=task, reporter=reporter, overwrite=shell.overwrite)
 
     if len(options.ckpt) > 1:
         return _several(options, shell, open_task, run)
     task = open_task(options.ckpt[0])
     warn_of_unknown(task, reporter)
     steps = suite.steps(task, options)
+    if shell.out is not None and not shell.overwrite:
+        run_on_rank0(partial(suite.refuse_other_results, steps, shell.out))
     if shell.dry_run:
         if is_rank0():
             _show(suite.plan_suite(steps, shell.out), reporter, as_json=shell.json)
@@ -89,6 +91,9 @@ def _several(
     entered = several.planned_checkpoints(options.ckpt, preparation, lambda task: suite.steps(task, options))
     if preparation.note:
         reporter.warn(preparation.note)
+    if out is not None and not shell.overwrite:
+        for one in entered:
+            run_on_rank0(partial(suite.refuse_other_results, one.steps, out / one.folder))
     if shell.dry_run:
         if is_rank0():
             plans = {
@@ -120,11 +125,14 @@ def _several(
     return 0
 
 
-def _run(step: "PlannedStep", file: Path, *, checkpoint: str, task: "Task", reporter: Reporter) -> list[Path]:
+def _run(
+    step: "PlannedStep", file: Path, *, checkpoint: str, task: "Task", reporter: Reporter, overwrite: bool
+) -> list[Path]:
     """Run one step, as `suite.RunStep`."""
     assert step.evaluation is not None
     evaluation = replace(step.evaluation, shared=replace(step.evaluation.shared, ckpt=checkpoint))
-    own = task if evaluation.protocol.shares_task else evaluation.open(task.device, reporter)
+    shared = evaluation.protocol.shares_task
+    own = task if shared else evaluation.open(task.device, reporter, out=file, overwrite=overwrite)
     made = evaluation.measure(own, reporter)
     return made.write(made.result, file)
 
@@ -200,6 +208,7 @@ def all_command() -> Command:
         _work,
         out="folder",
         metavar="DIR",
+        overwrite=True,
         group="everything, and against others",
         examples=(
             "all --ckpt runs/a --data photos --out report",

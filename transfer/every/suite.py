@@ -5,6 +5,7 @@ import json
 import operator
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from excb.files import json_text
 from excb.files.foreign import read_bytes, read_text
 from excb.networks.backbone import weights_hash
 from excb.option_parser import of_words, to_words
+from excb.results.replacing import refuse_other_result, result_at
 from excb.results.result import ResultRecord
 from excb.version import __version__
 
@@ -141,6 +143,37 @@ def identity(step: PlannedStep) -> dict[str, Any]:
     """All that a step's result depends on, as JSON holds it."""
     values: dict[str, Any] = json.loads(json.dumps({**step.depends_on, "command": list(step.words)}))
     return values
+
+
+def refuse_other_results(planned: Sequence[PlannedStep], folder: Path) -> None:
+    """Refuse a folder with results of another checkpoint or of other labelled images, which steps would replace.
+
+    Steps with images of their own are compared again when these are open.
+
+    Args:
+        planned: the steps.
+        folder: for their results.
+
+    Raises:
+        UserError: it has one.
+    """
+    for step in planned:
+        file = folder / f"{step.name}.json"
+        try:
+            before = None if step.skipped else result_at(file)
+        except UserError:  # damaged: it is measured again
+            continue
+        if before is not None:
+            images = {part: step.depends_on[part][0] for part in ("train", "test") if part in step.depends_on}
+            protocol = of_command(step.words[0])
+            refuse_other_result(
+                before,
+                file,
+                is_protocol=partial(operator.eq, step.words[0]) if protocol is None else protocol.made,
+                weights=step.depends_on.get("weights"),
+                images=images,
+                advice="name another folder with --out, or replace its results with --overwrite",
+            )
 
 
 def run_suite(

@@ -15,7 +15,6 @@ from excb.inference import statistics
 from excb.inference.basis import JACKKNIFE, stated
 from excb.neighbours.nearest import nearest
 from excb.neighbours.unit_rows import Rows
-from excb.networks.backbone import weights_hash
 from excb.results.result import ResultRecord, interval_text
 
 from ..protocol import Measurement
@@ -161,7 +160,7 @@ def _result(
         protocol="instances",
         figures=figures_of(task, measured),
         settings=settings_of(task, options),
-        checkpoint=described["checkpoint"] | {"weights_sha256": weights_hash(task.backbone.network)},
+        checkpoint=described["checkpoint"],
         data=described["data"],
         ledger=described["ledger"],
         seconds=round(seconds, 1),

@@ -15,7 +15,6 @@ from excb.images.image_set import Images, ledger_of
 from excb.inference import statistics
 from excb.neighbours.knn import vote
 from excb.neighbours.nearest import nearest
-from excb.networks.backbone import weights_hash
 from excb.results.result import ResultRecord
 
 from ..task import Task
@@ -161,7 +160,7 @@ def _result(task: Task, scores: dict[str, Tensor], calibration: Calibration, *, 
             "false_alarms": f"among {'other classes' if calibration.by_class else 'all other train images'}",
             "vote": {"k": NEIGHBOURS, "temperature": TEMPERATURE},
         },
-        checkpoint=task.describe_checkpoint() | {"weights_sha256": weights_hash(task.backbone.network)},
+        checkpoint=task.describe_checkpoint(),
         data={
             name: {"root": str(images.root), "images": len(images), "fingerprint": images.fingerprint}
             for name, images in (("train", task.train), ("test", task.test))

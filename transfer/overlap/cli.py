@@ -2,6 +2,7 @@
 
 import json
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from excb.console import Reporter, plural
@@ -47,6 +48,8 @@ def _overlap(given: list[Any], shell: Shell, device: "torch.device") -> int:
         refuse_results_among((train, test), shell.out.parent)
     task = None if options.ckpt is None else task_on(options, train, test, device, reporter=reporter)
     hashing = _hashing(options, train, test, reporter if task is None else Reporter(quiet=True))
+    if shell.out is not None and not shell.overwrite:
+        run_on_rank0(partial(_refuse_other_result, shell.out, task or hashing))
     if shell.dry_run:
         then = (
             "a perceptual hash of every image",
@@ -67,6 +70,26 @@ def _overlap(given: list[Any], shell: Shell, device: "torch.device") -> int:
     )
     run_on_rank0(partial(_answer, shell, audited, reporter))
     return 0
+
+
+def _refuse_other_result(out: Path, task: "Task") -> None:
+    """Refuse to replace a result of other weights or folders; images of one folder may be left out as unreadable.
+
+    Raises:
+        UserError: the file has one.
+    """
+    from excb.networks.backbone import weights_hash
+    from excb.results.replacing import refuse_other_result, result_at
+
+    if (before := result_at(out)) is not None:
+        roots = {name: facts.get("root") for name, facts in before.data.items() if isinstance(facts, dict)}
+        refuse_other_result(
+            before,
+            out,
+            is_protocol=lambda name: name == "overlap",
+            weights=weights_hash(task.backbone.network),
+            images={name: each.fingerprint for name, each in task.sets.items() if roots.get(name) != str(each.root)},
+        )
 
 
 def _hashing(options: OverlapOptions, train: "Images", test: "Images", reporter: Reporter) -> "Task":
@@ -150,6 +173,7 @@ OVERLAP = shell_command(
     "near-duplicates between pretraining and test images; the k-NN figure with and without them",
     (OverlapOptions,),
     _overlap,
+    overwrite=True,
     group="everything, and against others",
     examples=(
         "overlap --train photos --test benchmark --out overlap.json",

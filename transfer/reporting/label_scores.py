@@ -13,7 +13,6 @@ from excb.errors import UserError
 from excb.files import json_text, tensors
 from excb.inference.basis import JACKKNIFE, stated
 from excb.inference.paired import Paired, PairedTest, of_figure
-from excb.networks.backbone import weights_hash
 from excb.references.guessing import MAJORITY
 from excb.results.pictures import CONFUSION
 from excb.results.result import ResultRecord
@@ -183,7 +182,7 @@ def report_label_scores(
         protocol=protocol,
         figures=figures,
         settings=settings | SETTINGS,
-        checkpoint=described["checkpoint"] | {"weights_sha256": weights_hash(task.backbone.network)},
+        checkpoint=described["checkpoint"],
         data=described["data"],
         ledger=described["ledger"],
         seconds=round(seconds, 1),

@@ -14,7 +14,6 @@ from excb.files.foreign import read_bytes
 from excb.inference import statistics
 from excb.inference.basis import stated
 from excb.inference.paired import Paired
-from excb.networks.backbone import weights_hash
 from excb.results.pictures import picture_beside
 from excb.results.result import ResultRecord
 
@@ -38,7 +37,7 @@ def make_result(
     """Make a protocol's result, with intervals, and its main figures by class.
 
     Args:
-        task: backbone and images. Its weights are hashed as they are now.
+        task: backbone and images.
         protocol: its name.
         settings: all that the figures depend on; JSON holds it, and its hash tells whether figures compare.
         scored: the test images.
@@ -53,7 +52,7 @@ def make_result(
         protocol=protocol,
         figures={name: round(statistics.percent(each), 4) for name, each in scores.items()},
         settings=settings | task.settings,
-        checkpoint=described["checkpoint"] | {"weights_sha256": weights_hash(task.backbone.network)},
+        checkpoint=described["checkpoint"],
         data=described["data"],
         ledger=described["ledger"] + nearly_by_chance(guessing),
         seconds=round(seconds, 1),

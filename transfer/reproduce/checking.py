@@ -33,7 +33,7 @@ def run_reproduction(options: ReproduceOptions, shell: Shell, device: torch.devi
     """
     reporter = shell.reporter
     if not (options.listed or shell.dry_run):
-        verdicts = check_claims(options, device, reporter, results=shell.out)
+        verdicts = check_claims(options, device, reporter, results=shell.out, overwrite=shell.overwrite)
         if is_rank0():
             tables.verdicts(verdicts, reporter, as_json=shell.json)
         return {verdict.word for verdict in verdicts}
@@ -47,7 +47,12 @@ def run_reproduction(options: ReproduceOptions, shell: Shell, device: torch.devi
 
 
 def check_claims(
-    options: ReproduceOptions, device: torch.device, reporter: Reporter, *, results: Path | None = None
+    options: ReproduceOptions,
+    device: torch.device,
+    reporter: Reporter,
+    *,
+    results: Path | None = None,
+    overwrite: bool = False,
 ) -> list[Verdict]:
     """Measure what the options of `excb-eval reproduce` name, and judge it; all ranks call this.
 
@@ -58,7 +63,7 @@ def check_claims(
     order = {claim.id: number for number, claim in enumerate(claims)}
     places = _places(options.data, runs, {claim.data.name for claim in registry.claims(options.claims)})
     for run in runs:
-        verdicts += _check(run, places, options, device, reporter, results=results)
+        verdicts += _check(run, places, options, device, reporter, results=results, overwrite=overwrite)
     return sorted(verdicts, key=lambda verdict: order[verdict.claim.id])
 
 
@@ -84,6 +89,7 @@ def _check(
     reporter: Reporter,
     *,
     results: Path | None,
+    overwrite: bool,
 ) -> list[Verdict]:
     images = run.claims[0].data
     if images.name not in places:
@@ -92,7 +98,9 @@ def _check(
         all_succeed(lambda: obtain(run.subject))
     except UserError as error:
         return _cannot(run, str(error))
-    if isinstance(made := _measure(run, places[images.name], options, device, reporter, results=results), str):
+    if isinstance(
+        made := _measure(run, places[images.name], options, device, reporter, results=results, overwrite=overwrite), str
+    ):
         return _cannot(run, made)
     verdicts = [judge(claim, made.result) for claim in run.claims]
     if results is not None:
@@ -114,6 +122,7 @@ def _measure(
     reporter: Reporter,
     *,
     results: Path | None,
+    overwrite: bool,
 ) -> Measurement | str:
     """The run's measurement, or why it is not evidence: images or an engine that are not here."""
     evaluation = run.evaluation(folder)
@@ -127,7 +136,8 @@ def _measure(
         return why
     images, evaluation = run.claims[0].data, replace(evaluation, shared=shared, own=own)
     try:
-        task = evaluation.open(device, reporter, results=results)
+        out = None if results is None else results / f"{run.name}.json"
+        task = evaluation.open(device, reporter, out=out, overwrite=overwrite)
     except OtherClassesError:
         return f"these images are not {images.title}: their classes are others"  # the claim wrote --rename, nobody else
     return other_images(images, task.describe()["data"]) or evaluation.measure(task, reporter)

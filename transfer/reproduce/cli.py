@@ -30,6 +30,7 @@ _IN_PROCESSES = shell_command(
     _work,
     out="folder",
     metavar="DIR",
+    overwrite=True,
     answers=(FAILED, NOTHING_CHECKED),
     group="everything, and against others",
     examples=(

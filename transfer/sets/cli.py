@@ -46,6 +46,9 @@ def _work(given: list[Any], shell: Shell, device: "torch.device") -> int:
     heads = Options(tuple(sorted(set(options.shots))), options.episodes, options.k, seed=options.seed)
     sets = Sets(found, skipped, heads, options.network, reporter, options.range, options.channels)
     candidates = _candidates(options, sets, device)
+    if out is not None and not shell.overwrite:
+        for one in candidates:
+            run_on_rank0(partial(suite.refuse_other_results, one.steps, out / one.folder))
     if shell.dry_run:
         if is_rank0():
             _show_plan(candidates, shell)
@@ -147,6 +150,7 @@ SETS = shell_command(
     _work,
     out="folder",
     metavar="DIR",
+    overwrite=True,
     group="everything, and against others",
     examples=(
         "sets fine-grained --ckpt runs/a timm:resnet50 --data ~/datasets --out sets",

@@ -22,7 +22,6 @@ from excb.images.pixels import Pixels
 from excb.images.survey import surveyed
 from excb.ledger import Ledger
 from excb.networks.architecture import RGB
-from excb.networks.backbone import weights_hash
 from excb.networks.preprocessing import Preprocessing
 from excb.references.baselines import PIXELS, features_without_network
 from excb.references.guessing import MAJORITY
@@ -161,7 +160,7 @@ class Sets:
             for part, images in (("train", task.train), ("test", task.test))
         )
         clipped = _clipped(task.train, task.test)
-        described = task.describe_checkpoint() | {"weights_sha256": weights_hash(task.backbone.network)}
+        described = task.describe_checkpoint()
         return run_on_rank0(
             lambda: (
                 measure_set(opened, rows, queries, options=self.options, reporter=self.reporter, device=task.device),

@@ -174,6 +174,19 @@ def test_perturbed_weights_under_their_own_hash_fail_by_the_figure(place: Path, 
     assert "knn_top1_k1 is 25.00, -75.00 from 100.0" in claim["why"]
 
 
+def test_a_result_of_other_weights_is_kept(
+    place: Path, tmp_path: Path, reproduce: Callable[..., Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ("--data", str(place / "data"), "--out", str(tmp_path / "out"))
+    reproduce("recorded", *words)
+    name, file = register("perturbed", damage=True), tmp_path / "out" / "perturbed-nearest.json"
+    file.with_name("tiny_grocery-nearest.json").rename(file)
+    usual = ["--claims", str(place / "claims.toml"), "--device", "cpu", "--workers", "0", "--quiet"]
+    assert main(["reproduce", "recorded", "--ckpt", name, *words, *usual]) == 2
+    assert f"{file} has the result of other weights" in capsys.readouterr().err
+    assert reproduce("recorded", "--ckpt", name, *words, "--overwrite")[0] == 1
+
+
 def test_two_processes_answer_as_one(place: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     """An exit code of 1 is their answer, not the failure of a process."""
     register("perturbed", damage=True)

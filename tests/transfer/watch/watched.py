@@ -54,6 +54,6 @@ def by_hand(checkpoint: Path | str, data: Path, out: Path, protocol: str = PROTO
     """The same of one checkpoint by the protocol's own command."""
     file = out / "by-hand.json"
     words = [*protocol.split(), "--ckpt", str(checkpoint), "--data", str(data), *MACHINE, "--quiet", "--json"]
-    assert main([*words, "--no-cache", "--out", str(file)]) == 0
+    assert main([*words, "--no-cache", "--out", str(file), "--overwrite"]) == 0
     result = json.loads(file.read_text(encoding="utf-8"))
     return result["figures"], result["intervals"], result["protocol_hash"]
