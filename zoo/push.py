@@ -77,11 +77,7 @@ def push(
         commit = publish(folder, repo, tag=revision, private=private, message=f"{entry.name} {revision}")
     entry = replace(entry, locations=(f"hf-hub:{repo}@{commit}",))  # a tag could be moved, a commit cannot
     rows.add(entry, catalogue or home() / rows.USERS)
-    reporter.note(
-        f'published: excb.load("hf-hub:{repo}@{revision}"), here also excb.load("{entry.name}"). To give it this '
-        "name for everyone, propose these lines for excb/hub/catalogue.toml:"
-    )
-    reporter.answer(rows.to_toml(entry))
+    reporter.note(f'published: excb.load("hf-hub:{repo}@{revision}"), here also excb.load("{entry.name}")')
     return entry
 
 

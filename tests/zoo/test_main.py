@@ -10,10 +10,11 @@ import pytest
 import torch
 
 import excb
+from excb.cli import Parser
 from excb.hub.catalogue import Figure, add, measured_on
 from excb.networks.architecture import Architecture
 from excb.networks.backbone import weights_hash
-from excb.zoo.__main__ import main
+from excb.zoo.__main__ import COMMANDS, main
 from tests.clone import ROOT
 from tests.run_files import damage, features, pictures, tiny_recipe, write_run
 from tests.zoo.test_card import result
@@ -248,6 +249,38 @@ def test_import_takes_timms_preprocessing_unless_told_otherwise(
     assert "needs --resize 224 at least" in capsys.readouterr().err
     assert main([*usual, "--drop", "probe", "--std", "0", "1", "1"]) == 2
     assert "numbers above 0" in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("home")
+def test_json_is_alone_on_stdout_and_says_what_was_made(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def answer(*words: str, code: int = 0) -> Any:
+        assert main([*words, "--json"]) == code
+        return json.loads(capsys.readouterr().out)
+
+    out, file = tmp_path / "out.safetensors", tmp_path / "net.pth"
+    torch.save(Architecture("resnet18").build().state_dict() | {"probe.weight": torch.ones(2)}, file)
+    made = answer("export", str(run), "--format", "timm", "--out", str(out))
+    python = Path(made.pop("python"))
+    assert python.read_text(encoding="utf-8").strip() == made.pop("code").strip()
+    assert made == {"written": str(out), "format": "timm"}
+    words = ("import", str(file), "--name", "mine", "--arch", "resnet18")
+    assert [row["name"] for row in answer(*words, code=2)["mismatches"]] == ["probe.weight"]
+    imported = answer(*words, "--drop", "probe")
+    assert answer("pull", "mine", "tiny_grocery")[0] == imported
+    assert (Path(imported["folder"]) / "model.safetensors").is_file()
+    packed = answer("package", str(run), "--out", str(tmp_path / "tiny"), "--licence", "mit", "--untested", "a test")
+    assert packed["folder"] == str(tmp_path / "tiny")
+    assert (packed["checkpoint"]["name"], packed["checkpoint"]["licence"]) == ("tiny", "mit")
+
+
+def test_every_command_answers_in_json_but_the_card_which_is_markdown() -> None:
+    for command in COMMANDS:
+        parser = Parser()
+        command.add_options(parser)
+        flags = {flag for action in parser._actions for flag in action.option_strings}
+        assert ("--json" in flags) == (command.name != "card"), command.name
 
 
 def test_import_that_does_not_cover_shows_the_table(

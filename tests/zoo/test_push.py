@@ -24,6 +24,7 @@ from excb.networks.architecture import Architecture
 from excb.networks.backbone import feature_width, weights_hash
 from excb.results.result import ResultRecord
 from excb.zoo import push as module
+from excb.zoo.__main__ import main
 from excb.zoo.push import package, push
 from tests.run_files import TINY_RESNET, features, pictures, tiny_recipe, write_run
 
@@ -167,19 +168,23 @@ def test_row_of_the_catalogue_names_commit_and_hash(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     result = result_file(run, tmp_path / "knn.json")
-    entry = quietly(run, results=[result])
+    words = ["push", str(run), "--repo", "tester/tiny", "--licence", "apache-2.0", "--results", str(result)]
+    assert main(words) == 0
+    printed, entry = tomllib.loads(capsys.readouterr().out), catalogue.find("tiny")
+    assert entry is not None
     sha256 = hashlib.sha256((uploads[0]["folder"] / "model.safetensors").read_bytes()).hexdigest()
     assert entry.name == "tiny"
     assert entry.locations == (f"hf-hub:tester/tiny@{COMMIT}",)
     assert entry.digest == f"sha256:{sha256}"
     assert (entry.method, entry.source, entry.licence, entry.epochs) == ("ExCB + contrast", "own run", "apache-2.0", 1)
     assert [(each.name, each.value, each.images) for each in entry.figures] == [("knn_top1_k20", 57.25, "set")]
-    assert catalogue.find("tiny") == entry
-    printed = tomllib.loads(capsys.readouterr().out)
     assert Checkpoint.from_dict(printed["tiny"] | {"name": "tiny"}) == entry
     other = tmp_path / "elsewhere.toml"
     quietly(run, results=[result], catalogue=other)
     assert tomllib.loads(other.read_text(encoding="utf-8")) == printed
+    assert main([*words, "--json"]) == 0
+    answer = json.loads(capsys.readouterr().out)
+    assert answer == {"repository": "tester/tiny", "checkpoint": json.loads(json.dumps(entry.to_dict()))}
 
 
 @pytest.mark.usefixtures("trained")

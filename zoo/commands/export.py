@@ -1,12 +1,13 @@
 """`excb-zoo export`: write a backbone in the format of another program."""
 
 import argparse
+import json
 from pathlib import Path
 
 from excb.cli import Command, Parser
 from excb.console import Reporter
 
-from .options import add_network, add_source
+from .options import add_json, add_network, add_source
 
 
 def add_options(parser: Parser) -> None:
@@ -17,6 +18,7 @@ def add_options(parser: Parser) -> None:
         "--format", default="excb", metavar="F", help="excb (default), timm, torchvision, detectron2 or onnx"
     )
     add_network(parser)
+    add_json(parser)
 
 
 def run(options: argparse.Namespace) -> int:
@@ -28,7 +30,8 @@ def run(options: argparse.Namespace) -> int:
     )
     reporter = Reporter()
     reporter.note(f"wrote {written} and {file}, which loads it:")
-    reporter.answer(code.rstrip())
+    answer = {"written": str(written), "format": options.format, "python": str(file), "code": code}
+    reporter.answer(json.dumps(answer, indent=2) if options.json else code.rstrip())
     return 0
 
 

@@ -11,7 +11,7 @@ from excb.console import Reporter
 from excb.errors import UserError
 from excb.networks.preprocessing import CropMode, Interpolation
 
-from .options import add_network
+from .options import add_json, add_network
 
 _PREPROCESSING = ("resize", "crop", "mean", "std", "interpolation", "crop_mode")
 
@@ -50,6 +50,7 @@ def add_options(parser: Parser) -> None:
         metavar="NAME",
         help="allow a harmless name from a fixed short list; errors name it",
     )
+    add_json(parser)
 
 
 def run(options: argparse.Namespace) -> int:
@@ -76,10 +77,15 @@ def run(options: argparse.Namespace) -> int:
             reporter=reporter,
         )
     except CoverageError as error:
-        title = f"What does not fit in {options.file.name}"
-        reporter.table(title, ["", "tensor", "in the file", "in the network"], error.rows)
+        if options.json:
+            reporter.answer(json.dumps({"mismatches": [row._asdict() for row in error.rows]}, indent=2))
+        else:
+            title = f"What does not fit in {options.file.name}"
+            reporter.table(title, ["", "tensor", "in the file", "in the network"], error.rows)
         raise
     reporter.note(f'wrote {imported.folder}: load it with excb.load("{options.name}")')
+    if options.json:
+        reporter.answer(json.dumps({"checkpoint": options.name, "folder": str(imported.folder)}, indent=2))
     return 0
 
 

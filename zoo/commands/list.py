@@ -9,6 +9,8 @@ from excb.cli import Command, Parser
 from excb.console import Reporter
 from excb.errors import UserError
 
+from .options import add_json
+
 if TYPE_CHECKING:
     from excb.hub.catalogue import Checkpoint
     from excb.networks.preprocessing import Preprocessing
@@ -19,7 +21,7 @@ HEADER = ("name", "method", "network", "epochs", "batch", "linear %", "k-NN %", 
 def add_options(parser: Parser) -> None:
     """Which names, and in what form."""
     parser.add_argument("--method", metavar="M", help="only names of this method, such as ExCB")
-    parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
+    add_json(parser)
     parser.add_argument("--markdown", action="store_true", help="print the table as Markdown, as in docs/zoo.md")
 
 

@@ -12,6 +12,11 @@ def add_source(parser: Parser) -> None:
     parser.add_argument("source", metavar="NAME", help=SOURCE)
 
 
+def add_json(parser: Parser) -> None:
+    """The answer for programs: JSON alone on stdout, and notes on stderr as always."""
+    parser.add_argument("--json", action="store_true", help="print JSON instead of text")
+
+
 def add_network(parser: Parser) -> None:
     """Which of its two networks."""
     parser.add_argument("--network", choices=("teacher", "student"), default="teacher", help="default: teacher")

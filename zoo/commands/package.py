@@ -1,12 +1,13 @@
 """`excb-zoo package`: what push would upload, in a folder."""
 
 import argparse
+import json
 from pathlib import Path
 
 from excb.cli import Command, Parser
 from excb.console import Reporter
 
-from .options import add_licence, add_results, add_source, add_untested
+from .options import add_json, add_licence, add_results, add_source, add_untested
 
 
 def add_options(parser: Parser) -> None:
@@ -18,15 +19,20 @@ def add_options(parser: Parser) -> None:
     add_licence(parser)
     add_results(parser)
     add_untested(parser)
+    add_json(parser)
 
 
 def run(options: argparse.Namespace) -> int:
     """Write the folder."""
     from ..push import package
 
-    package(options.source, options.out, results=options.results, licence=options.licence, untested=options.untested)
-    tested = "self-test passed" if options.untested is None else "not tested"
-    Reporter().note(f"wrote {options.out}: {tested}; its card is README.md")
+    entry, _tag = package(
+        options.source, options.out, results=options.results, licence=options.licence, untested=options.untested
+    )
+    reporter, tested = Reporter(), "self-test passed" if options.untested is None else "not tested"
+    reporter.note(f"wrote {options.out}: {tested}; its card is README.md")
+    if options.json:
+        reporter.answer(json.dumps({"folder": str(options.out), "checkpoint": entry.to_dict()}, indent=2))
     return 0
 
 

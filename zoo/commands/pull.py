@@ -1,12 +1,13 @@
 """`excb-zoo pull`: fetch, verify and convert checkpoints now, from their homes."""
 
 import argparse
+import json
 
 from excb.cli import Command, Parser
 from excb.console import Reporter
 from excb.errors import UserError
 
-from .options import add_network
+from .options import add_json, add_network
 
 
 def add_options(parser: Parser) -> None:
@@ -15,6 +16,7 @@ def add_options(parser: Parser) -> None:
         "names", metavar="NAME", nargs="*", help="names, hf-hub:user/repo[@revision] or https://... addresses"
     )
     add_network(parser)
+    add_json(parser)
 
 
 def run(options: argparse.Namespace) -> int:
@@ -23,10 +25,13 @@ def run(options: argparse.Namespace) -> int:
         raise UserError("name a checkpoint (`excb-zoo list` shows all)")
     from excb.hub.loading import obtain
 
-    reporter = Reporter()
+    reporter, fetched = Reporter(), []
     for name in options.names:
         folder = obtain(name, network=options.network)
         reporter.note(f'{name} is in {folder}: load it with excb.load("{name}")')
+        fetched.append({"checkpoint": name, "folder": str(folder)})
+    if options.json:
+        reporter.answer(json.dumps(fetched, indent=2))
     return 0
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from excb.cli import Command, Parser
 from excb.console import Reporter
 
-from .options import add_network, add_source
+from .options import add_json, add_network, add_source
 
 if TYPE_CHECKING:
     from excb.hub.catalogue import Checkpoint
@@ -17,7 +17,7 @@ def add_options(parser: Parser) -> None:
     """A checkpoint, and the form of the answer."""
     add_source(parser)
     add_network(parser)
-    parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
+    add_json(parser)
 
 
 def run(options: argparse.Namespace) -> int:

@@ -7,14 +7,14 @@ from excb.cli import Command, Parser
 from excb.console import Reporter
 from excb.errors import UserError
 
-from .options import SOURCE
+from .options import SOURCE, add_json
 
 
 def add_options(parser: Parser) -> None:
     """Which checkpoints, and the form of the answer."""
     parser.add_argument("names", metavar="NAME", nargs="*", help=SOURCE)
     parser.add_argument("--all", action="store_true", help="verify everything on this machine")
-    parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
+    add_json(parser)
 
 
 def run(options: argparse.Namespace) -> int:
