@@ -95,9 +95,14 @@ def path_text(value: object, takes: str) -> str:
 
 def path_texts(value: object, takes: str) -> list[str]:
     """The texts of several names or paths, given one by one or as one; arguments and error are those of `path_text`."""
+    return [path_text(each, takes) for each in one_or_several(value)]
+
+
+def one_or_several(value: object) -> list[object]:
+    """The values of an iterable; a list of one of anything else, of text, of a path and of a mapping."""
     if isinstance(value, Iterable) and not isinstance(value, str | bytes | os.PathLike | Mapping):
-        return [path_text(each, takes) for each in value]
-    return [path_text(value, takes)]
+        return list(value)
+    return [value]
 
 
 def first_line(error: BaseException) -> str:

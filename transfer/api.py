@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from excb.console import Reporter
-from excb.errors import UserError, in_short, is_rank0, path_text, path_texts, require
+from excb.errors import UserError, is_rank0, one_or_several, path_text, path_texts
 from excb.option_parser import of_values
 
 from .evaluate import Result, device_of
@@ -184,9 +184,9 @@ def leaderboard(
 
     place = None if out is None else Path(path_text(out, "out is a folder"))
     takes = "results are a list of results, files and folders"
-    several = [results] if isinstance(results, str | os.PathLike | Result) else results
-    require(isinstance(several, Iterable) and not isinstance(several, Mapping), f"{takes}, not {in_short(results)}")
-    given = [each.record if isinstance(each, Result) else Path(path_text(each, takes)) for each in several]
+    given = [
+        each.record if isinstance(each, Result) else Path(path_text(each, takes)) for each in one_or_several(results)
+    ]
     made = make(given, claims=list(map(Path, path_texts(claims, "claims are files"))), out=place)
     if place is not None:
         made.save(place)

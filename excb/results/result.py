@@ -144,6 +144,15 @@ class ResultRecord:
             values = json_text.parse(text)
         except ValueError as error:
             raise UserError(f"{source} is not a result of `excb-eval` ({error})") from None
+        return cls.from_values(values, source=source)
+
+    @classmethod
+    def from_values(cls, values: Any, *, source: str) -> "ResultRecord":
+        """The result in parsed JSON, as `from_json`.
+
+        Raises:
+            UserError: as `from_json`.
+        """
         if not isinstance(values, dict) or "schema" not in values:
             raise UserError(f"{source} is not a result of `excb-eval`: name a file that --out wrote")
         if values["schema"] != SCHEMA:

@@ -30,14 +30,12 @@ def _run(args: argparse.Namespace) -> int:
     if args.out is not None and args.out.exists() and not args.out.is_dir():
         raise UserError(f"--out {args.out} is a file: name a folder")
     from .board import MEASURED, PUBLISHED
-    from .gather import passed_over
     from .making import make
 
-    if others := passed_over(args.results):
+    made = make(args.results, claims=args.claims, out=args.out)
+    if others := made.passed_over:
         without = plural(len(others), "result has", "results have")
         reporter.note(f"{without} no figure that a leaderboard shows, such as {others[0]}")
-
-    made = make(args.results, claims=args.claims, out=args.out)
     if args.out is not None:
         reporter.note(f"wrote {', '.join(map(str, made.save(args.out)))}")
     if args.json:

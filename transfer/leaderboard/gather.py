@@ -18,13 +18,16 @@ from .submission import check_shown, is_shown
 _NEAR = 2  # a page may link to files that lie at most so many folders above its own
 
 
-def gather(named: Sequence[Path | ResultRecord], out: Path) -> list[MeasuredResult]:
-    """Read results; one that is there twice counts once.
+def gather(named: Sequence[Path | ResultRecord], out: Path) -> tuple[list[MeasuredResult], list[Path]]:
+    """Read results, each file once; a result that is there twice counts once.
 
     Args:
         named: results, result files, and folders that hold some at any depth; JSON of other kinds is passed over there,
-            and so are results without a figure that a board shows (`passed_over`).
+            and so are results without a figure that a board shows, such as those of clusters.
         out: folder of the page, which links to files near it.
+
+    Returns:
+        The results; and the files of those that were passed over.
 
     Raises:
         UserError: something is missing or damaged, a folder holds no result, or it is none of this version, or a board
@@ -35,50 +38,40 @@ def gather(named: Sequence[Path | ResultRecord], out: Path) -> list[MeasuredResu
         row = find(str(result.checkpoint.get("name") or result.checkpoint.get("source")))
         results.setdefault(result.to_json(), MeasuredResult(result, FigureSource("measured now"), row))
     paths = [each for each in named if isinstance(each, Path)]
-    left_out = passed_over(paths)
-    for file in results_of(paths):
-        if file in left_out:
+    passed_over = []
+    for file, result in results_of(paths).items():
+        if file not in paths and not is_shown(result):
+            passed_over.append(file)
             continue
-        result = ResultRecord.read(file)
         check_shown(file, result)
         results.setdefault(result.to_json(), MeasuredResult(result, _source(file, out), _checkpoint(result, file)))
-    for file in _files(BUNDLED):  # a copy of one has its name: claims were read from it
-        result = ResultRecord.read(file)
+    for file, result in _results(BUNDLED):  # a copy of one has its name: claims were read from it
         results[result.to_json()] = MeasuredResult(result, _source(file, out), _checkpoint(result, file))
-    return list(results.values())
+    return list(results.values()), passed_over
 
 
-def results_of(named: Sequence[Path]) -> list[Path]:
-    """The result files that are named, or that lie in a folder that is.
+def results_of(named: Sequence[Path]) -> dict[Path, ResultRecord]:
+    """The results that are named, or that lie in a folder that is, by their files.
 
     Raises:
-        UserError: a folder holds none, or a file in it that may be a damaged result.
+        UserError: a result is missing or damaged, or a folder holds none.
     """
-    by_path = {path: list(_files(path)) for path in named}
-    for path, files in by_path.items():
-        if not files:
+    found: dict[Path, ResultRecord] = {}
+    for path in named:
+        if not (results := dict(_results(path))):
             raise UserError(f"no result of `excb-eval` below {path}: name a file that --out wrote, or a folder of them")
-    return [file for files in by_path.values() for file in files]
+        found |= results
+    return found
 
 
-def passed_over(named: Sequence[Path]) -> list[Path]:
-    """The results of folders without a figure that a board shows, such as those of clusters; named files are refused.
-
-    Raises:
-        UserError: as `results_of`, or a result is damaged.
-    """
-    files = results_of([path for path in named if path.is_dir()])
-    return [file for file in files if file not in named and not is_shown(ResultRecord.read(file))]
-
-
-def _files(path: Path) -> Iterator[Path]:
+def _results(path: Path) -> Iterator[tuple[Path, ResultRecord]]:
     if not path.is_dir():
-        yield path
+        yield path, ResultRecord.read(path)
         return
     for file in sorted(_below(path)):
         hidden = any(part.startswith(".") for part in file.relative_to(path).parts)
-        if not hidden and file.is_file() and _is_result(file):
-            yield file
+        if not hidden and file.is_file() and (result := _result_in(file)) is not None:
+            yield file, result
 
 
 def _below(folder: Path) -> Iterator[Path]:
@@ -91,12 +84,15 @@ def _below(folder: Path) -> Iterator[Path]:
         yield from (Path(place) / name for name in names if name.endswith(".json"))
 
 
-def _is_result(file: Path) -> bool:
+def _result_in(file: Path) -> ResultRecord | None:
+    """The result in a JSON file of a folder; None for JSON of other kinds."""
     try:
         values = json_text.parse(read_bytes(file))
     except (OSError, ValueError) as error:
         raise UserError(f"{file} cannot be read as JSON ({error}): fix it, or move it out of the folder") from None
-    return isinstance(values, dict) and {"schema", "protocol", "figures"} <= values.keys()
+    if not isinstance(values, dict) or not {"schema", "protocol", "figures"} <= values.keys():
+        return None
+    return ResultRecord.from_values(values, source=str(file))
 
 
 def _source(file: Path, out: Path) -> FigureSource:

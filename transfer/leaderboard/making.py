@@ -26,10 +26,12 @@ class Leaderboard:
     Attributes:
         boards: one table per task and its images.
         published: the figures of the registry.
+        passed_over: files of results in folders that have no figure for a board.
     """
 
     boards: list[Board]
     published: list[Claim]
+    passed_over: list[Path]
 
     def to_dict(self) -> dict[str, Any]:
         """The tables as plain values, as `excb-eval leaderboard --json` prints them."""
@@ -69,4 +71,5 @@ def make(
         UserError: a result is missing or damaged.
     """
     published = registry.claims(claims)
-    return Leaderboard(boards(gather(results, out or Path()), published), published)
+    measured, passed_over = gather(results, out or Path())
+    return Leaderboard(boards(measured, published), published, passed_over)

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from excb.files import foreign
 from excb.hub.catalogue import BUNDLED, find
 from excb.ledger import doubt
 from excb.results.result import ResultRecord
@@ -104,7 +105,7 @@ def test_a_claim_that_the_file_answers_is_judged_anew_for_a_checkpoint_of_any_na
 
 def test_a_claim_that_was_read_from_the_file_itself_is_not_reproduced_by_it(tmp_path: Path) -> None:
     def of_linear(named: list[Path]) -> LeaderboardRow:
-        found = [board for board in boards(gather(named, tmp_path), claims()) if board.family == "linear"]
+        found = [board for board in boards(gather(named, tmp_path)[0], claims()) if board.family == "linear"]
         return the_row(found, "tiny_grocery")
 
     bundled = BUNDLED / "tiny_grocery" / "results" / "linear.json"
@@ -225,6 +226,22 @@ def test_files_and_folders_are_gathered_once(tmp_path: Path, capsys: pytest.Capt
         "leaderboard.html",
         "leaderboard.md",
     ]
+
+
+def test_each_file_of_a_folder_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder, read = tmp_path / "in", list[str]()
+    write(folder, "a.json", result({"knn_top1_k20": 50}))
+    write(folder, "none.json", result({"empty_clusters": 1}))
+    (folder / "other.json").write_text('{"a": 1}', encoding="utf-8")
+    usual = foreign.open_file
+
+    def open_file(file: Path | str) -> Any:
+        read.append(Path(file).name)
+        return usual(file)
+
+    monkeypatch.setattr(foreign, "open_file", open_file)
+    assert main(["leaderboard", str(folder), "--out", str(tmp_path / "out"), "--quiet"]) == 0
+    assert [read.count(name) for name in ("a.json", "none.json", "other.json")] == [1, 1, 1]
 
 
 @pytest.mark.parametrize(

@@ -98,7 +98,7 @@ def test_what_is_wrong_is_named(change: dict[str, Any], message: str, tmp_path: 
 )
 def test_a_board_shows_nothing_that_cannot_be(change: dict[str, Any], message: str, tmp_path: Path) -> None:
     file = write(tmp_path, "mine.json", result({"knn_top1_k20": 50.0}))
-    assert gather([file], tmp_path)
+    assert gather([file], tmp_path)[0]
     file.write_text(json.dumps(json.loads(file.read_text(encoding="utf-8")) | change), encoding="utf-8")
     with pytest.raises(UserError, match=f"mine.json.*{message}.*: measure again"):
         gather([file], tmp_path)
@@ -109,7 +109,7 @@ def test_results_that_no_board_shows_are_passed_over_in_folders_and_named(
 ) -> None:
     write(tmp_path / "runs", "knn.json", result({"knn_top1_k20": 50.0}))
     clusters = write(tmp_path / "runs", "clusters.json", result({"purity_percent": 50.0}, protocol="clusters"))
-    assert len(gather([tmp_path / "runs"], tmp_path)) == 1 + len(gather([], tmp_path))
+    assert len(gather([tmp_path / "runs"], tmp_path)[0]) == 1 + len(gather([], tmp_path)[0])
     assert main(["leaderboard", str(tmp_path / "runs"), "--out", str(tmp_path / "board")]) == 0
     assert f"1 result has no figure that a leaderboard shows, such as {clusters}" in capsys.readouterr().err
     assert main(["leaderboard", str(clusters), "--out", str(tmp_path / "board")]) == 2
