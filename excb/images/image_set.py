@@ -210,13 +210,13 @@ def read_once(images: CodedImages, index: int) -> Source:
     if not isinstance(held, HeldContents) or not isinstance(source, Path) or is_known_by_name(source):
         return source
     try:
-        stamp = stamp_of(source)
-        if not held.fits(os.stat(source).st_size):  # noqa: PTH116 - likewise
+        status = os.stat(source)  # noqa: PTH116 - likewise
+        if not held.fits(status.st_size):
             return source
         content = read_bytes(source, MOST_HELD)
     except (OSError, ValueError):
         return source
-    held.keep(index, stamp, content)
+    held.keep(index, _stamp(status), content)
     return io.BytesIO(content)
 
 
@@ -226,7 +226,11 @@ def stamp_of(*files: Path | str) -> str:
         known = [_status(file) for file in files]
     except (OSError, ValueError):  # ValueError: a zero byte in the name
         return "none"
-    return " ".join(f"{status.st_size} {status.st_mtime_ns}" for status in known)
+    return " ".join(map(_stamp, known))
+
+
+def _stamp(status: os.stat_result) -> str:
+    return f"{status.st_size} {status.st_mtime_ns}"
 
 
 def _status(file: Path | str) -> os.stat_result:
