@@ -21,15 +21,17 @@ from excb.transfer.cli import main as evaluate
 pytestmark = pytest.mark.usefixtures("one_thread")
 FEW, MORE = 24, 100  # files of the smaller set, for `choose` some more; the larger one has twice as many
 COMMANDS: dict[str, Callable[[Path, Path], int]] = {
-    "knn": lambda data, out: evaluate([*_on("knn", data), "--out", f"{out}.json"]),
+    "knn": lambda data, out: evaluate([*_on("knn", data), "--out", f"{out}.json", "--overwrite"]),
     "embed": lambda data, out: evaluate([*_on("embed", data), "--out", f"{out}.npz"]),
     "search": lambda data, out: evaluate(
         [*_on("search", data / "train"), "--query", f"{data}/test/a/0.bmp", "--out", f"{out}.html"]
     ),
-    "linear": lambda data, out: evaluate([*_on("linear", data), "--protocol", "logreg", "--out", f"{out}.json"]),
+    "linear": lambda data, out: evaluate(
+        [*_on("linear", data), "--protocol", "logreg", "--out", f"{out}.json", "--overwrite"]
+    ),
     "near-duplicates": lambda data, _out: evaluate([*_on("search", data / "train"), "--near-duplicates", "0.95"]),
     "dense": lambda data, out: evaluate(
-        [*_on("dense", data), "--size", "32", "--heads", "knn", "--out", f"{out}.json"]
+        [*_on("dense", data), "--size", "32", "--heads", "knn", "--out", f"{out}.json", "--overwrite"]
     ),
     "doctor": lambda data, _out: pretrain(["doctor", "--data", f"{data}/train"]),
     "choose": lambda data, out: pretrain(

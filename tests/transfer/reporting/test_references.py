@@ -113,7 +113,7 @@ def test_linear_heads_and_rankings_beside_the_same_references(place: Path) -> No
         file = place / "out" / "of_each.json"
         usual = ["--ckpt", str(place / "run"), "--data", str(place / "data"), "--no-cache", "--workers", "0"]
         references = ["--pixels", "--histogram", "--patches", "--untrained"]
-        assert main([*words, *usual, *references, "--quiet", "--out", str(file)]) == 0
+        assert main([*words, *usual, *references, "--quiet", "--out", str(file), "--overwrite"]) == 0
         found = ResultRecord.read(file)
         without_network = {"pixels", "colour_histogram", "patches"}
         assert without_network | {"untrained"} <= set(found.references)

@@ -222,7 +222,7 @@ def test_a_reference_on_other_images_is_refused(place: Path, tmp_path: Path) -> 
     assert ResultRecord.read(file).data["test"]["images"] == 14
     with pytest.raises(UserError, match="is of other test images"):
         measure(task(place), replace(OPTIONS, reference=str(file)), QUIET)
-    assert main(command(place, "--severities", "1", "--out", str(file))) == 0
+    assert main(command(place, "--severities", "1", "--out", str(file), "--overwrite")) == 0
     with pytest.raises(UserError, match=r"has severities \[1\], not \[1, 3\]"):
         measure(task(place), replace(OPTIONS, reference=str(file)), QUIET)
     with pytest.raises(UserError, match="it is alexnet, untrained, or the file"):
