@@ -4,9 +4,10 @@ It may lie in the folder of the images (metadata.csv, as in imagefolder of Huggi
 (FOLDER.csv), or be named in its place.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
+from typing import TypeVar
 
 import numpy as np
 
@@ -25,7 +26,31 @@ _SPLITS: Mapping[Split, Sequence[Sequence[str]]] = {
     "test": (("test", "testing"), ("val", "valid", "validation", "dev")),  # the first that has rows
 }
 _TRIED = 20  # rows whose files show which folder their paths start in
+JPEG = (".jpg", ".jpeg")
 FORM = "columns path (or file_name) and label, and maybe split, with their names in the first row"
+
+
+Value = TypeVar("Value")
+
+
+def copied_name(name: str) -> str:
+    """The name of an image's smaller copy by `excb-pretrain shrink`, a JPEG."""
+    return name if name.lower().endswith(JPEG) else f"{name}.jpg"
+
+
+def by_image(values: Mapping[str, Value], there: Container[str]) -> dict[str, Value]:
+    """Values by the names of images, where a table was written for images of which a set has smaller copies.
+
+    Args:
+        values: by the names in the table.
+        there: names of the set's images.
+    """
+
+    def name_of(name: str) -> str:
+        copied = copied_name(name)
+        return copied if name not in there and copied in there and copied not in values else name
+
+    return {name_of(name): value for name, value in values.items()}
 
 
 @dataclass(frozen=True)
@@ -70,16 +95,17 @@ class LabelTable:
         Raises:
             UserError: a column, a label or a file is missing, or an image has two labels.
         """
-        label_of = self._labels(split)
-        root = self._root(label_of)
+        known = self._labels(split)
+        root = self._root(known)
         scan = scan_folder(root)
         there = set(scan.paths)
+        label_of = by_image(known, there)
         if gone := [path for path in label_of if path not in there]:
             raise UserError(
                 f"{len(gone):,} of {plural(len(label_of), 'image')} of {self.file} not in {root}, such as "
                 f"{gone[0]}: paths start in that folder and have their extensions"
             )
-        listed = set(self._labels(None))
+        listed = set(by_image(self._labels(None), there))
         rest = [path for path in scan.paths if path not in listed]
         ledger = scan.ledger
         if rest:
@@ -143,7 +169,11 @@ class LabelTable:
     def _root(self, paths: Mapping[str, str]) -> Path:
         """The folder that has most of the first files."""
         tried = list(paths)[:_TRIED]
-        return max(self.roots, key=lambda root: sum((root / path).is_file() for path in tried))
+
+        def found(root: Path) -> int:
+            return sum((root / path).is_file() or (root / copied_name(path)).is_file() for path in tried)
+
+        return max(self.roots, key=found)
 
 
 def _posix(path: str, root: Path) -> str:

@@ -18,9 +18,9 @@ from excb.images.image_set import ImageSet, clipped_ledger
 from excb.images.pixels import Pixels, notice_of
 from excb.images.scanning import find_images, scan_folder
 from excb.images.survey import surveyed, with_pixels
+from excb.sources.label_files import copied_name
 
 QUALITY = 95  # of JPEGs
-JPEG = (".jpg", ".jpeg")
 CHUNK = 256  # files that are queued at once
 
 
@@ -42,7 +42,8 @@ class Shrunk:
 def shrink_folder(folder: Path, out: Path, reporter: Reporter, *, side: int, pixel_range: str | None = None) -> Shrunk:
     """Write a copy of every image below `folder` into `out`, upright, with a shorter side of at most `side` pixels.
 
-    Sub-folders and names stay. Copies are JPEGs: one of another format has `.jpg` added to its name. Files that are
+    Sub-folders and names stay. Copies are JPEGs: one of another format has `.jpg` added to its name, under which tables
+    of labels of the originals find it. Files that are
     small enough are copied as they are, unless they have more than 8 bits. The same call continues one that was
     stopped.
 
@@ -70,7 +71,7 @@ def shrink_folder(folder: Path, out: Path, reporter: Reporter, *, side: int, pix
     images: ImageSet = with_pixels(scanned, survey.pixels)
     names = set(images.paths)
     for name in images.paths:
-        if (shared := _copied_name(name)) != name and shared in names:
+        if (shared := copied_name(name)) != name and shared in names:
             raise UserError(f"{name} and {shared} in {folder} would have the same copy: rename one of them")
     _refuse_others(images, out)
     check_writable_folder(out)
@@ -99,7 +100,7 @@ def shrink_folder(folder: Path, out: Path, reporter: Reporter, *, side: int, pix
 def _copy(images: ImageSet, index: int, out: Path, side: int) -> tuple[Path, bool] | str:
     """The copy of one image and whether it was made now; a text for one that cannot be read."""
     name, file = images.paths[index], images.file(index)
-    smaller = out / _copied_name(name)
+    smaller = out / copied_name(name)
     try:
         for place in (smaller, out / name):
             if place.exists():
@@ -124,17 +125,12 @@ def _refuse_others(images: ImageSet, out: Path) -> None:
     """Raise UserError if images are in `out` that are not copies of these: a run would train on them, too."""
     if not out.is_dir():
         return
-    copies = {*images.paths, *map(_copied_name, images.paths)}
+    copies = {*images.paths, *map(copied_name, images.paths)}
     if others := sorted(set(find_images(out)[0]) - copies):
         raise UserError(
             f"{out} holds {plural(len(others), 'image')} without an original in {images.root}, such as {others[0]}: "
             "name an --out without other images"
         )
-
-
-def _copied_name(name: str) -> str:
-    """The name of the smaller copy of a file."""
-    return name if name.lower().endswith(JPEG) else f"{name}.jpg"
 
 
 def _check_size(copy: Path, file: Path, side: int) -> None:

@@ -9,6 +9,7 @@ from excb.console import plural
 from excb.errors import UserError, require
 from excb.files.csv_text import read_listing
 from excb.images.image_set import Images, ImageSet
+from excb.sources.label_files import by_image
 
 
 def list_beside(folder: Path) -> Path | None:
@@ -21,7 +22,7 @@ def list_beside(folder: Path) -> Path | None:
 def labelled_by_list(images: ImageSet, train: Images, file: Path) -> ImageSet:
     """Labels of a flat folder by a list of names and class indices or names."""
     classes = train.classes or ()
-    label_of = _read_labels(file, prefix=f"{images.root.name}/")
+    label_of = by_image(_read_labels(file, prefix=f"{images.root.name}/"), set(images.paths))
     for one, other, noun, place, elsewhere in (
         (images.paths, label_of.keys(), "image", images.root, file),
         (label_of.keys(), set(images.paths), "name", file, images.root),

@@ -11,7 +11,7 @@ import numpy as np
 from excb.console import plural
 from excb.errors import UserError, first_line, require
 from excb.files.parquet import read_parquet
-from excb.sources.label_files import PATHS, LabelTable
+from excb.sources.label_files import PATHS, LabelTable, by_image
 
 Values = Sequence[Any] | np.ndarray | Mapping[str, Any]  # one per image in order, or by path
 LABEL = "label"
@@ -119,7 +119,7 @@ def read_columns(file: Path, paths: Sequence[str], root: str) -> tuple[list[Colu
             "label"
         )
     at = names.index(column)
-    by_path = {_below(str(row[at]), root): row for row in rows if len(row) > at}
+    by_path = by_image({_below(str(row[at]), root): row for row in rows if len(row) > at}, set(paths))
     known = [path for path in paths if path in by_path]
     if not known:
         such = next(iter(by_path), "none")

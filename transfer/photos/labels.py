@@ -10,7 +10,7 @@ from excb.console import plural
 from excb.errors import UserError, first_line, path_text, require
 from excb.files.parquet import read_parquet
 from excb.images.image_set import ImageSet
-from excb.sources.label_files import LABELS, LabelTable
+from excb.sources.label_files import LABELS, LabelTable, by_image
 
 from ..embeddings.sources import class_names
 
@@ -85,6 +85,7 @@ def photo_labels(images: ImageSet, table: Path | str | None, series: str | None)
         _sets(rows) if several else {path: (label,) if label else None for path, label in rows.values(LABELS).items()}
     )
     number = {path: index for index, path in enumerate(images.paths)}
+    labels = by_image(labels, number)
     if gone := [path for path in labels if path not in number]:
         top, _, rest = gone[0].partition("/")
         below = "paths start in that folder and have their extensions"
@@ -125,7 +126,7 @@ def _sets(rows: LabelTable) -> dict[str, tuple[str, ...] | None]:
 
 def _together(rows: LabelTable, column: str, paths: Sequence[str]) -> tuple[str, ...]:
     """The series of every image; the rows of an image of several labels have one."""
-    known = rows.values((column.lower(),))
+    known = by_image(rows.values((column.lower(),)), set(paths))
     return tuple(known.get(path, "") for path in paths)
 
 

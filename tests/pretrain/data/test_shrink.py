@@ -10,6 +10,9 @@ from PIL import Image
 from excb.images.decoding import open_image
 from excb.images.scanning import scan_folder
 from excb.pretrain.__main__ import main
+from excb.sources.label_files import LabelTable, by_image
+from excb.transfer.map.columns import read_columns
+from excb.transfer.photos.labels import photo_labels
 
 ORIENTATION = 0x0112  # EXIF
 
@@ -58,6 +61,36 @@ def test_copies_are_the_photographs_only_smaller(
         assert abs(np.asarray(copied, np.float64) - np.asarray(expected)).mean() < 2
     held = sum(copies.file(index).stat().st_size for index in range(4))
     assert report["bytes_after"] == held < report["bytes_before"]
+
+
+def test_labels_of_the_photographs_are_those_of_the_copies(photographs: Path, tmp_path: Path) -> None:
+    labels = {"cats/large.png": "a", "cats/sideways.JPG": "b", "dogs/small.png": "c"}
+    rows = "".join(f"{path},{label},{label}\n" for path, label in labels.items())
+    (tmp_path / "labels.csv").write_text(f"path,label,day\n{rows}", encoding="utf-8")
+    out = tmp_path / "copies"
+    assert shrink(photographs, out, "--side", "60") == 0
+    shrunk = {"cats/large.png.jpg": "a", "cats/sideways.JPG": "b", "dogs/small.png": "c"}
+    named = LabelTable.read(tmp_path / "labels.csv", out, tmp_path).images(None)  # as `choose` reads it
+    assert named.labels is not None
+    assert named.classes is not None
+    assert dict(zip(named.paths, (named.classes[label] for label in named.labels), strict=True)) == shrunk
+    assert named.root == out
+    assert [entry.names for entry in named.ledger.entries] == [("dogs/deep/a.b.jpeg",)]
+    copies = scan_folder(out)
+    found = photo_labels(copies, tmp_path / "labels.csv", "day")
+    assert {path: found.name(index) for index, path in enumerate(copies.paths) if found.name(index)} == shrunk
+    assert [day for day in found.series if day] == ["a", "b", "c"]
+    columns, others = read_columns(tmp_path / "labels.csv", copies.paths, str(out))
+    assert ([column.name for column in columns], others) == (["label", "day"], 0)
+
+
+def test_a_row_of_its_own_counts_for_more_than_that_of_an_original() -> None:
+    assert by_image({"a.png": 1, "b.png": 2, "b.png.jpg": 3, "c.jpg": 4}, {"a.png.jpg", "b.png.jpg", "c.jpg"}) == {
+        "a.png.jpg": 1,
+        "b.png": 2,
+        "b.png.jpg": 3,
+        "c.jpg": 4,
+    }
 
 
 def test_a_second_call_writes_what_is_missing_and_nothing_else(
