@@ -87,10 +87,8 @@ def test_the_start_is_epoch_0_and_the_probe_is_the_cores_knn(
     for name, expected in ((str(starts["conv"]), epochs[0]), (str(finished / "checkpoints/step-12.pt"), epochs[4])):
         options = ["--train", f"{images}/train", "--test", f"{images}/val", "--no-cache", "--workers", "0"]
         out = tmp_path / "knn.json"
-        assert (
-            evaluate(["knn", "--ckpt", name, *options, "--k", "3", "--device", "cpu", "--out", str(out), "--quiet"])
-            == 0
-        )
+        words = ["knn", "--ckpt", name, *options, "--k", "3", "--device", "cpu", "--quiet"]
+        assert evaluate([*words, "--out", str(out), "--overwrite"]) == 0
         figures = json.loads(out.read_text(encoding="utf-8"))["figures"]
         assert figures["knn_top1_k3"] == pytest.approx(expected["target_knn_top1"])
 
