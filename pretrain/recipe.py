@@ -351,6 +351,12 @@ class MonitorSettings:
         source="ours",
     )
     k: int = option(20, "neighbours of the k-NN figures and of the agreement of neighbours", source="DINO")
+    group: int | None = option(
+        None,
+        "where images of one folder vote for each other: they are divided at random into groups of about so many, and "
+        "each votes in its own, where few others are of its series; none: all vote",
+        source="ours",
+    )
     data: str | None = option(
         None,
         "images to measure and to choose the best checkpoint by: k-NN of DIR/val or DIR/test by DIR/train, of DIR "
@@ -373,6 +379,7 @@ class MonitorSettings:
         require(self.images >= 2, "monitor.images must be at least 2")
         require(self.share is None or self.share > 0, "monitor.share must be above 0, or none")
         require(self.k >= 1, "monitor.k must be at least 1")
+        require(self.group is None or self.group >= 10, "monitor.group must be at least 10, or none")
         require(
             self.protocol is None or self.data is not None,
             "monitor.protocol needs labelled images: name them with monitor.data",

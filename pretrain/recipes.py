@@ -216,7 +216,7 @@ def adapt() -> Recipe:
             "frozen_statistics": True,
             "patience": 4,
         },
-        monitor={"every_epochs": 1},
+        monitor={"every_epochs": 1, "group": 250},
         efficiency=AUTO_PRECISION,
     )
 

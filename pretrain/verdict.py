@@ -9,8 +9,9 @@ from typing import Any
 from excb.console import Reporter, plural
 from excb.references import patches
 
-from .recipe import Recipe
+from .recipe import MonitorSettings, Recipe
 from .run.gain import SOURCE, TARGET, Adapted, Gain, in_points
+from .run.monitor import group_size
 from .run.rules import A_CLUSTER, SHORT, clusters_for, too_many_clusters
 from .run.taught import BATCH, BesideTeacher, NetworkCost, cost_rows
 
@@ -265,7 +266,7 @@ def judge_run(run: RunFigures) -> RunVerdict:
         summary,
         figures,
         {name: dict(values) for name, values in run.references.items()},
-        units(run.measured, run.recipe.monitor.k, figures),
+        units(run.measured, run.recipe.monitor, figures),
         tuple(_advice(run, learned)),
         tuple(_alarms(run)),
         gains,
@@ -311,17 +312,18 @@ def _comparisons(run: RunFigures) -> list[BesideTeacher]:
     ]
 
 
-def units(measured: int, k: int, figures: Iterable[str]) -> dict[str, str]:
+def units(measured: int, monitor: MonitorSettings, figures: Iterable[str]) -> dict[str, str]:
     """The units of figures, in words.
 
     Args:
         measured: number of images.
-        k: neighbours.
+        monitor: how they were measured.
         figures: their names.
     """
-    k = min(k, measured - 1)
+    k, size = min(monitor.k, measured - 1), group_size(measured, monitor.group)
+    others = f"{k} nearest others" if size == measured else f"{min(k, size - 1)} nearest of a random group of {size}"
     words = {
-        "knn_top1": f"% of {plural(measured, 'train image')}, each classified by its {k} nearest others",
+        "knn_top1": f"% of {plural(measured, 'train image')}, each classified by its {others}",
         "instance_retrieval": "% of "
         + plural(measured, "train image that is nearest to its own", "train images that are nearest to their own")
         + " augmented view",
@@ -334,7 +336,7 @@ def _learned(run: RunFigures) -> tuple[bool | None, str]:
     """Whether the run learned, and the sentence that says so."""
     best = run.best
     lead, over_twin = run.lead(best), run.lead(TWIN)
-    counted = units(run.measured, run.recipe.monitor.k, [run.decisive])[run.decisive].removeprefix("% ")
+    counted = units(run.measured, run.recipe.monitor, [run.decisive])[run.decisive].removeprefix("% ")
     figure = f"{FIGURES[run.decisive]} of {run.figures[run.decisive]:.1f} % ({counted})"
     twin = "" if best == TWIN else f", and {in_points(over_twin)} {run.described(TWIN)}"
     if failed := next((words for alarm, words in FAILED.items() if alarm in run.active), None):
@@ -414,11 +416,9 @@ def _advice_on_adapting(run: RunFigures, adapted: Adapted, *, poor: bool) -> Ite
     adapt, optim = run.recipe.adapt, run.recipe.optim
     source = adapted.gains.get(SOURCE)
     if poor and adapt.active and run.recipe.monitor.data is None and "knn_top1" in run.figures:
-        # docs/photographs.md: on groceries 91.4 and 90.6 % here, but 57.5 and 65.9 % of test images.
         yield (
             "compare the last checkpoint and the original on labelled images that this run did not see (excb-eval knn "
-            "--train DIR --test DIR --ckpt RUN/checkpoints/step-N.pt): nearest neighbours among training images are "
-            "often of one series, which any network finds, so that they can hide a gain"
+            "--train DIR --test DIR --ckpt RUN/checkpoints/step-N.pt): its own may hide a small gain"
         )
     if poor and not adapt.active:
         yield f"adapt it with care instead: excb-pretrain adapt {run.recipe.init} --data DIR"

@@ -112,8 +112,8 @@ def _remarks(experiment: Experiment, frozen: Trial) -> list[str]:
             + (
                 ""
                 if worse
-                else "; a full run may gain what neighbours among its own images do not show, so compare both on "
-                "labelled images of another day or place (docs/adapt.md)"
+                else "; a full run may gain more, which its verdict says, and labelled images of another day or place "
+                "even better (docs/adapt.md)"
             )
         )
     if student is not None and student.cost is not None and frozen.cost is not None and _cheaper(student, frozen):

@@ -94,10 +94,18 @@ class FolderProbe:
         return f"of {(self._sets.train if held_out is None else held_out).root}"
 
     @property
+    def by_one_another(self) -> bool:
+        """Whether each image is judged by the others, since none are held out."""
+        return self._monitor is not None
+
+    @property
     def identity(self) -> str:
         """A hash that differs where figures are of other images, or counted differently."""
         monitor = self._recipe.monitor
-        return hashlib.sha256(f"{self._sets.digest} {monitor.images} {monitor.k}".encode()).hexdigest()
+        counted = f"{self._sets.digest} {monitor.images} {monitor.k}"
+        if self.by_one_another and monitor.group is not None:
+            counted += f" {monitor.group}"
+        return hashlib.sha256(counted.encode()).hexdigest()
 
     def read(
         self,

@@ -38,7 +38,12 @@ PRECISIONS = ("fp32", "bf16", "fp16", "fp64")  # that a run may be in; its recip
 LENGTH = ("optim.epochs", "optim.restarts")  # what `--extend` changes
 RESUMABLE_CHANGES = ("efficiency", "monitor", "run.save_epochs", "run.save_steps", "run.keep", "run.log_steps")
 MOST_LOOKED_AT = 100_000  # images whose sizes are compared with those of the run's beginning
-MEASURING = ("monitor.images", "monitor.share", "monitor.k")  # these affect figures, though not the weights
+MEASURING = (
+    "monitor.images",
+    "monitor.share",
+    "monitor.k",
+    "monitor.group",
+)  # these affect figures, though not the weights
 
 
 class RunFolder:
@@ -411,7 +416,8 @@ def _refuse_other_figures(text: bytes, recipe: Recipe, place: str, *, finished: 
     old, new = completed(json_text.parse(text)["recipe"])["monitor"], recipe.all_values()["monitor"]
     names = [name for name in MEASURING if old[(field := name.partition(".")[2])] != new[field]]
     if names:
-        was = " ".join(f"{name}={old[name.partition('.')[2]]}" for name in names)
+        values = {name: old[name.partition(".")[2]] for name in names}
+        was = " ".join(f"{name}={'none' if value is None else value}" for name, value in values.items())
         measured = "the run is finished, and its figures were" if finished else "the start of the run was"
         raise UserError(f"{place}: {measured} measured with {was}: repeat that, or choose another --out")
 

@@ -28,7 +28,7 @@ from excb.references.untrained import estimate_batchnorm, evenly_spread
 
 from ..initialise import build_model, start_from
 from ..run.gain import SOURCE, TARGET, Adapted, Gain
-from ..run.monitor import MeasurementStoppedError, Monitor, NetworkFigures
+from ..run.monitor import MeasurementStoppedError, Monitor, NetworkFigures, in_groups
 from ..run.run_folder import finished_report
 from ..run.taught import NetworkCost, measure_cost
 from ..verdict import (
@@ -148,6 +148,8 @@ def _adapted(state: RunState, measured: EpochEnd) -> Adapted | None:
         probe = measured.probes.get(name)
         on = probe.measured_on if probe is not None else "of the training set"
         figure = next(each for each in FIGURES if (f"{name}_{each}" if probe is not None else each) in progress.best)
+        if figure == "knn_top1" and (probe is None or probe.by_one_another):
+            on += in_groups(len(before), state.recipe.monitor.group)
         # Only the target's figure chose the best of several networks.
         tries = progress.measurements if name == TARGET else 1
         halves = [progress.hits.get(f"{moment}_{name}_halves") for moment in ("start", "best")]

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 from torch import Tensor, nn
 
 from excb.images.scanning import scan_folder
@@ -19,7 +20,9 @@ from excb.pretrain.run.monitor import (
     AugmentedInputs,
     Monitor,
     effective_rank,
+    group_size,
     images_measured,
+    random_groups,
     retrieved,
     shared,
 )
@@ -64,7 +67,8 @@ def measured(folder: Path, **settings: Any) -> dict[str, float]:
     return monitor_of(folder, **settings).measure(Means())
 
 
-def test_leave_one_out_vote_against_loops(tmp_path: Path) -> None:
+@pytest.mark.parametrize("group", [None, 10, 13])
+def test_leave_one_out_vote_against_loops(tmp_path: Path, group: int | None) -> None:
     images = scan_folder(write_images(tmp_path))
     assert images.labels is not None
     from excb.images.decoding import open_image
@@ -73,16 +77,51 @@ def test_leave_one_out_vote_against_loops(tmp_path: Path) -> None:
         [VIEWS.preprocessing(open_image(images.file(i))).mean((1, 2)).double().numpy() for i in range(len(images))]
     )
     rows /= np.linalg.norm(rows, axis=1, keepdims=True)
+    groups = [set(each.tolist()) for each in random_groups(len(rows), group, seed=0)]
+    assert len(groups) == (1 if group is None else round(len(rows) / group)) < len(rows)
     right = 0
     for i, row in enumerate(rows):
-        others = sorted((j for j in range(len(rows)) if j != i), key=lambda j: -float(rows[j] @ row))[:4]
+        near = next(each for each in groups if i in each) - {i}
+        others = sorted(sorted(near), key=lambda j: -float(rows[j] @ row))[:4]
         votes = np.zeros(3)
         for j in others:
             votes[images.labels[j]] += math.exp(float(rows[j] @ row) / KNN_TEMPERATURE)
         right += int(votes.argmax() == images.labels[i])
-    figures = measured(tmp_path, k=4)
+    figures = measured(tmp_path, k=4, group=group)
     assert figures["knn_top1"] == pytest.approx(100 * right / len(rows))
     assert figures["score"] == figures["knn_top1"]
+    alone = measured(tmp_path, k=4)
+    assert figures["neighbour_agreement"] == alone["neighbour_agreement"]  # of all images, in groups or not
+
+
+@pytest.mark.parametrize(("images", "about"), [(2640, 250), (406, 250), (30, 250), (11, 10), (1000, None)])
+def test_groups_are_all_images_once_of_nearly_one_size(images: int, about: int | None) -> None:
+    groups = random_groups(images, about, seed=3)
+    assert sorted(torch.cat(groups).tolist()) == list(range(images))
+    sizes = [len(each) for each in groups]
+    assert max(sizes) - min(sizes) <= 1
+    assert min(sizes) == group_size(images, about)
+    assert about is None or len(groups) == 1 or about / 2 < min(sizes) <= max(sizes) < 2 * about
+    again, other = random_groups(images, about, seed=3), random_groups(images, about, seed=4)
+    assert all(map(torch.equal, groups, again))
+    assert len(groups) == 1 or not all(map(torch.equal, groups, other))
+
+
+def test_twins_do_not_hide_in_groups_what_a_network_does_not_know(tmp_path: Path) -> None:
+    """Pairs of equal images of random colours: any network finds the twin, and none knows the class."""
+    random = np.random.default_rng(0)
+    for pair in range(150):
+        colour = random.integers(0, 256, 3)
+        for twin in "ab":
+            path = tmp_path / f"{pair % 3}" / f"{pair}{twin}.png"
+            path.parent.mkdir(exist_ok=True)
+            Image.new("RGB", (16, 16), tuple(map(int, colour))).save(path)
+    monitor = monitor_of(tmp_path, k=1, group=30)
+    assert measured(tmp_path, k=1)["knn_top1"] > 95
+    figures = monitor.read(Means(), halves=True)
+    assert figures.value < 50
+    assert figures.halves is not None
+    assert 100 * figures.halves.double().mean() == pytest.approx(figures.value, abs=10)
 
 
 def test_k_is_cut_to_a_small_set_and_images_to_the_limit(tmp_path: Path) -> None:
