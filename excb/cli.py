@@ -4,6 +4,7 @@ import argparse
 import ctypes
 import difflib
 import os
+import shlex
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -53,6 +54,7 @@ class Parser(argparse.ArgumentParser):
     """
 
     helps = True  # whether a bare command that needs more prints its help
+    examples: tuple[str, ...] = ()  # whose options its help explains
 
     def format_help(self) -> str:
         """The first screen."""
@@ -91,12 +93,13 @@ class Parser(argparse.ArgumentParser):
         if any(isinstance(action, argparse._SubParsersAction) for action in listed):
             return listed
         seldom = [action for group in self._action_groups if group.title in SELDOM for action in group._group_actions]
+        shown = {word for example in self.examples for word in shlex.split(example)}
 
         def rank(action: argparse.Action) -> int:
             if action.required or not action.option_strings:
                 return 0
             name = action.option_strings[-1]
-            return 1 if name in FIRST else 4 if action in seldom else 3 if name in LATER else 2
+            return 1 if name in FIRST or name in shown else 4 if action in seldom else 3 if name in LATER else 2
 
         return sorted(listed, key=rank)[:MOST_SHOWN]
 
@@ -161,6 +164,7 @@ def command_parser(program: str, description: str, commands: Sequence[Command]) 
         own.add_argument(
             "--help-all", action=_HelpAll, nargs=0, dest=argparse.SUPPRESS, help="show all options and exit"
         )
+        own.examples = command.examples
         command.add_options(own)
         own.set_defaults(command=command)
     return parser

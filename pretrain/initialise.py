@@ -16,7 +16,6 @@ from excb.console import plural
 from excb.distributed.collectives import broadcast, gather_rows, run_on_rank0
 from excb.errors import UserError, require
 from excb.files import json_text
-from excb.files.foreign import read_bytes
 from excb.hub import loading
 from excb.images.image_set import Images
 from excb.method import ExCB
@@ -30,6 +29,7 @@ from .data.batch import ViewBatch
 from .distil.distillation import Distillation, TeacherHead
 from .distil.teachers import Teacher
 from .recipe import CLASS_TOKEN_STD, Recipe
+from .run.run_folder import stored_recipe
 from .step import Trainer
 
 _ADAPTED = "weights repeated in turn, or summed for one channel"
@@ -141,9 +141,10 @@ def adopted(recipe: Recipe, note: Callable[[str], None], *, begun: Path | None =
 
 
 def begun_values(file: Path | None, init: str) -> dict[str, Any] | None:
-    """The recipe's values in a run that was started from the same checkpoint; None if there is none."""
+    """The recipe's values in a run that has trained from the same checkpoint; None if there is none."""
     try:
-        recipe = json_text.parse(read_bytes(file))["recipe"] if file is not None else None
+        text = stored_recipe(file.parent) if file is not None else None
+        recipe = None if text is None else json_text.parse(text)["recipe"]
         return recipe if recipe is not None and recipe["init"] == init else None
     except (OSError, ValueError, KeyError, TypeError):  # RunFolder says what is wrong with it
         return None

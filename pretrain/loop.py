@@ -35,7 +35,7 @@ from .run.profiling import StepProfile
 from .run.progress import kept_facts, run_report, sum_up
 from .run.remote_mirror import RunLocation
 from .run.rules import breaches_on
-from .run.run_folder import RunFolder
+from .run.run_folder import RunFolder, device_name
 from .run.watch_process import WatchProcess
 from .step import NotFiniteError
 from .training import judging
@@ -107,9 +107,15 @@ def run_training(
             recipe = run_on_rank0(lambda: _extended(recipe, folder, extend, reporter))
         recipe = run_on_rank0(lambda: complete_recipe(recipe, images, reporter.note, begun=begun))
         images = in_colours(images, recipe.data.colours)
-        recipe = _with_precision(recipe, folder, device, reporter)
+        if recipe.efficiency.precision == "auto":
+            so_far = run_on_rank0(lambda: _precision_of(folder))
+            recipe = resolved(recipe, device, begun=so_far, note=reporter.note)
         loop = TrainingLoop(recipe, images, folder, reporter, device, table=table, profile=profile, teachers=teachers)
         return loop.run(against if verdict else None, second=second)
+    except UserError:
+        if folder is not None:
+            folder.abandon()
+        raise
     finally:
         if folder is not None:
             folder.close()
@@ -130,24 +136,10 @@ def _extended(recipe: Recipe, folder: RunFolder | None, epochs: int, reporter: R
     return longer
 
 
-def _with_precision(recipe: Recipe, folder: RunFolder | None, device: torch.device, reporter: Reporter) -> Recipe:
-    """The recipe with its precision resolved: that of the run in the folder, if there is one. Only rank 0 has it."""
-    if recipe.efficiency.precision != "auto":
-        return recipe
-
-    def begun() -> str | None:
-        assert folder is not None
-        return folder.precision()
-
-    so_far, new = run_on_rank0(begun), resolved(recipe, device)
-    here = new.efficiency.precision
-    if so_far is None or so_far == here:
-        return new
-    reporter.note(
-        f"the run stays in {so_far}, in which it began, where efficiency.precision=auto would be {here} on this "
-        f"machine: efficiency.precision={here} changes it"
-    )
-    return resolved(recipe, device, begun=so_far)
+def _precision_of(folder: RunFolder | None) -> str | None:
+    """The precision of the run in the folder so far, if there is one. Only rank 0 has the folder."""
+    assert folder is not None
+    return folder.precision()
 
 
 class TrainingLoop:
@@ -172,12 +164,13 @@ class TrainingLoop:
         self.statistics, self.progress = self.state.statistics, self.state.progress
         self.epoch_end = EpochEnd(self.state, reporter)
         self._watch: WatchProcess | None = None
-        self._reported: dict[str, Any] = {}  # of a run that was finished before
+        self._was_finished = self.state.finished  # before this process
+        self._reported: dict[str, Any] = {}  # of a run that was
         self.profile = StepProfile(folder.path) if profile and folder is not None else None
 
     def run(self, against: Sequence[str] | None = (), *, second: SecondSignal = "exit") -> int:
         """Train from where the run is to its end, and return the exit code; with None for `against` no verdict."""
-        progress, finished = self.progress, self.state.finished
+        progress, finished = self.progress, self._was_finished
         if finished:
             self._reported = self.folder.reported() if self.folder is not None else {}
             self.reporter.note(f"the run is finished: {plural(progress.step, 'step')}{self._why_ended()}")
@@ -453,7 +446,8 @@ class TrainingLoop:
         self.folder.report(report)
         (clipped_ledger(self.state.images) + self.state.broken.ledger).tell(self.reporter)
         place = self.folder.place
-        sum_up(progress, recipe, self.reporter, report=report, device=device, place=place, table=self._table)
+        on = self.state.trained_on if self._was_finished else device_name(device)
+        sum_up(progress, recipe, self.reporter, report=report, device=on, place=place, table=self._table)
         if verdict is not None:
             print_verdict(verdict, self.reporter, table=self._table)
         return False

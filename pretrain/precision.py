@@ -16,7 +16,13 @@ T = TypeVar("T")
 BF16_CAPABILITY = (8, 0)  # the first of NVIDIA's GPUs that compute in bf16 (Ampere)
 
 
-def resolved(recipe: Recipe, device: torch.device, *, begun: str | None = None) -> Recipe:
+def resolved(
+    recipe: Recipe,
+    device: torch.device,
+    *,
+    begun: str | None = None,
+    note: Callable[[str], None] = lambda _message: None,
+) -> Recipe:
     """The recipe with a precision in place of `auto`: bf16 where the device computes in it and is faster so, else fp32.
 
     GPUs that compute in bf16 always are. CPUs that do are for networks of dense convolutions (`bf16_pays_on_cpus`).
@@ -26,6 +32,7 @@ def resolved(recipe: Recipe, device: torch.device, *, begun: str | None = None) 
         recipe: of the run.
         device: where this rank computes.
         begun: precision of the same run so far, maybe on another machine, which it keeps; None for a new run.
+        note: called with a message where that is another one than this machine's.
 
     Raises:
         UserError: the loss backend that the recipe names does not take this precision; or, on a CPU, there is no such
@@ -33,14 +40,17 @@ def resolved(recipe: Recipe, device: torch.device, *, begun: str | None = None) 
     """
     if recipe.efficiency.precision != "auto":
         return recipe
-    if begun:
-        return recipe.change(efficiency={"precision": begun})
     if device.type == "cuda":
         faster = torch.cuda.get_device_capability(device) >= BF16_CAPABILITY
     else:
         faster = all_succeed(lambda: device.type == "cpu" and cpu_computes_in_bf16() and _faster_on_cpu(recipe))
-    everywhere = bool(gather_numbers([faster]).all())
-    return recipe.change(efficiency={"precision": "bf16" if everywhere else "fp32"})
+    here = "bf16" if bool(gather_numbers([faster]).all()) else "fp32"
+    if begun and begun != here:
+        note(
+            f"the run stays in {begun}, in which it began, where efficiency.precision=auto would be {here} on this "
+            f"machine: efficiency.precision={here} changes it"
+        )
+    return recipe.change(efficiency={"precision": begun or here})
 
 
 def cpu_computes_in_bf16() -> bool:

@@ -203,6 +203,22 @@ def _filled(part: Features, batch: range, width: int) -> Features:
     return Features(rows, torch.arange(batch.start, batch.stop), {})
 
 
+def are_cached(extraction: Extraction, root: Path) -> bool:
+    """Whether the cache can be read and holds all features of a set, so that nothing is written there; on rank 0."""
+    try:
+        return _complete_in(extraction.store(root, extraction.description()), extraction.images)
+    except OSError:
+        return False
+
+
+def _complete_in(store: FeatureStore, images: Images) -> bool:
+    return store.finished() and _honours_profiles(store, images) and not store.missing(lambda _line: None)
+
+
+def _honours_profiles(store: FeatureStore, images: Images) -> bool:
+    return store.of_profiles(lambda: has_profiles(images))
+
+
 def features_of(extraction: Extraction, root: Path | None, reporter: Reporter, *, name: str) -> CachedFeatures:
     """The features of a set: read from the cache, or computed and cached.
 
@@ -223,17 +239,13 @@ def features_of(extraction: Extraction, root: Path | None, reporter: Reporter, *
             return CachedFeatures([rows for _, rows in extraction.run(range(len(extraction.shards)), bar.advance)])
     description = run_on_rank0(extraction.description)
     store = extraction.store(root, description)
-
-    def honours_profiles() -> bool:
-        return store.of_profiles(lambda: has_profiles(extraction.images))
-
-    if run_on_rank0(lambda: store.finished() and honours_profiles() and not store.missing(lambda _line: None)):
+    if run_on_rank0(lambda: _complete_in(store, extraction.images)):
         _add_clipped(extraction, store)
         if rank() == 0:
             reporter.detail(f"features of {name}: {plural(len(extraction.images), 'row')} from the cache")
         return all_succeed(store.open)
     with _only_process(store, reporter):
-        if not run_on_rank0(honours_profiles):
+        if not run_on_rank0(lambda: _honours_profiles(store, extraction.images)):
             reporter.note(f"features of {name} are computed again: an earlier version ignored the images' profiles")
             run_on_rank0(store.discard)
         _complete(extraction, store, description, reporter, name=name)

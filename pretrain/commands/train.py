@@ -11,7 +11,6 @@ from excb.distributed.slurm import HELP as SLURM_HELP
 from excb.distributed.slurm import submit_command
 from excb.errors import is_rank0
 from excb.files.foreign import read_text
-from excb.files.run_files import RECIPE
 
 from ..recipe import Recipe
 from .options import add_recipe, add_run, place_of, recipe_of, reporter_of, require_images
@@ -65,34 +64,21 @@ def run(options: argparse.Namespace) -> int:
 def dry_run_here(options: argparse.Namespace, recipe: Recipe) -> int:
     """Say whether the run can start, then what it takes."""
     from excb.distributed.launch import require_gpus
-    from excb.files.atomic import check_writable_folder
-    from excb.remote.home import cache_root
     from excb.sources.opening import training_images
 
     from ..data.hub_stream import refuse_stream
     from ..plan.plan import plan_run, print_plan_report
-    from ..run.probe import CHOSEN_BY
-    from ..run.run_folder import extended, newest_step, refuse_folder, refuse_place, stored_recipe
-    from ..run.sets import find_sets
-    from ..training.start import complete_recipe, resolve_run
-    from ..training.teaching import images_once
+    from ..run.run_folder import newest_step
+    from ..training.rehearsal import rehearse
 
     refuse_stream(options.data, "--dry-run")
     reporter, place = reporter_of(options), place_of(options)
     require_gpus(options.gpus)
-    refuse_place(place)
-    begun, images = place.folder / RECIPE, training_images(options.data, options.list, reporter.note)
-    recipe, images, _ = resolve_run(recipe, images, reporter, begun=begun, against=options.against)
-    if options.extend is not None:
-        _, recipe = extended(recipe, stored_recipe(place.folder), place, options.extend)
-    recipe = complete_recipe(recipe, images, reporter.note, begun=begun)
-    for folder in (recipe.monitor.data, recipe.monitor.source):
-        if folder is not None:
-            find_sets(folder, reporter.note, held_out=CHOSEN_BY)
-    refuse_folder(place, recipe, images, extends=options.extend is not None)
-    if recipe.distil.active and images_once(recipe.distil, len(images)):
-        check_writable_folder(cache_root(), advice="name a folder elsewhere in EXCB_CACHE")  # for teachers' features
-    report = plan_run(recipe, options.gpus, images, measure="step", gpu=None, reporter=reporter)  # builds the network
+    images = training_images(options.data, options.list, reporter.note)
+    recipe, images, precision = rehearse(
+        recipe, images, place, reporter, against=options.against, extend=options.extend
+    )
+    report = plan_run(recipe, options.gpus, images, measure="step", precision=precision, reporter=reporter)
     if not options.json:
         done, steps = newest_step(place.folder), recipe.steps_per_epoch(len(images)) * recipe.optim.epochs
         already = "" if not done else f": {done:,} of {plural(steps, 'step')} are done"

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from excb.console import Reporter, plural
 from excb.distributed.machine import to_device
 from excb.features.cache import CachedFeatures
-from excb.features.extraction import Extraction, features_of
+from excb.features.extraction import Extraction, are_cached, features_of
 from excb.images.image_set import Images
 from excb.networks.features import Inputs, extract
 from excb.references.untrained import evenly_spread
@@ -57,7 +57,22 @@ def features_of_teacher(
         device: of the teacher.
         workers: processes that read images.
     """
-    extraction = Extraction(
+    extraction = _extraction(teacher, images, device=device, workers=workers)
+    features = features_of(extraction, cache, reporter, name=f"{plural(len(images), 'image')} by {teacher.name}")
+    if unreadable := sum(int(part.isnan().any(1).sum()) for part in features.parts()):
+        reporter.warn(
+            f"{teacher.name} could not read {unreadable:,} of {plural(len(images), 'image')}: they teach nothing"
+        )
+    return features
+
+
+def features_are_cached(teacher: Teacher, images: Images, cache: Path, *, device: torch.device) -> bool:
+    """Whether `features_of_teacher` finds all features in the cache."""
+    return are_cached(_extraction(teacher, images, device=device, workers=0), cache)
+
+
+def _extraction(teacher: Teacher, images: Images, *, device: torch.device, workers: int) -> Extraction:
+    return Extraction(
         backbone=teacher.backbone,
         preprocessing=teacher.transform,
         images=images,
@@ -67,12 +82,6 @@ def features_of_teacher(
         workers=workers,
         unreadable="nan",
     )
-    features = features_of(extraction, cache, reporter, name=f"{plural(len(images), 'image')} by {teacher.name}")
-    if unreadable := sum(int(part.isnan().any(1).sum()) for part in features.parts()):
-        reporter.warn(
-            f"{teacher.name} could not read {unreadable:,} of {plural(len(images), 'image')}: they teach nothing"
-        )
-    return features
 
 
 class _Cells(nn.Module):

@@ -34,6 +34,7 @@ ROOM = 0.9  # of a GPU's memory that a run may fill
 STEP_SECONDS, LOADER_SECONDS, TEACHER_SECONDS = 15.0, 10.0, 5.0  # of measuring
 BRIEF_SECONDS = 2.0  # of steps before a dry run ends
 CPU_FLOPS = 2e11  # of a step measured on a CPU, at most: some seconds
+SLOW = "fp16 is many times slower than fp32 on a CPU: set efficiency.precision=auto, or time it by `plan --measure`"
 NO_GPU = "no GPU to measure on (--measure measures on the CPU)"
 
 Report = dict[str, Any]
@@ -77,6 +78,7 @@ def plan_run(
     *,
     measure: bool | Literal["step"],
     gpu: Gpu | None = None,
+    precision: str | None = None,
     reporter: Reporter | None = None,
     teachers: Mapping[str, Backbone] | None = None,
 ) -> Report:
@@ -88,12 +90,15 @@ def plan_run(
         images: the set.
         measure: also on the CPU; "step" is steps alone there, for two seconds.
         gpu: one that is not here.
+        precision: that the run will be in; None leaves it to the recipe and the device.
         reporter: of progress.
         teachers: frozen ones that are in memory, by name; the others are loaded as a run loads them.
     """
     if images is not None:
         recipe = fit_channels(recipe, pixels_of(images).channels)
-    recipe = _assumed(recipe)
+    asked, recipe = recipe.efficiency.precision, _assumed(recipe)
+    if precision is not None:
+        recipe = recipe.change(efficiency={"precision": precision})
     settled = _with_precision(recipe, gpus, gpu)
     settled.micro_batch(max(1, gpus or 1))  # what cannot run is refused before networks are traced
     settled.steps_per_epoch(_size(images))
@@ -107,12 +112,15 @@ def plan_run(
     report["teachers"] = frozen_teachers.teachers_report(settled, frozen, _size(images))
     device = _device(recipe, measure=bool(measure))
     brief = measure == "step" and device is not None and device.type == "cpu"
-    report["measured"] = measure_run(
-        recipe, report, None if brief else images, device, frozen, seconds=BRIEF_SECONDS if brief else None
-    )
+    if brief and recipe.efficiency.precision == "fp16":
+        report["measured"] = measure_run(recipe, report, None, None) | {"missing": SLOW}
+    else:
+        report["measured"] = measure_run(
+            recipe, report, None if brief else images, device, frozen, seconds=BRIEF_SECONDS if brief else None
+        )
     report["estimate"] = None if gpu is None else fit_to_gpu(settled, report, gpu)
     report["rules"] = [] if images is None else [breach.to_dict() for breach in breaches_on(settled, images)]
-    return report | {"precision_asked": recipe.efficiency.precision}
+    return report | {"precision_asked": asked}
 
 
 def _with_precision(recipe: Recipe, gpus: int | None, gpu: Gpu | None) -> Recipe:

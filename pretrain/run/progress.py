@@ -118,11 +118,11 @@ def sum_up(
     reporter: Reporter,
     *,
     report: dict[str, Any],
-    device: torch.device,
+    device: str | None,
     place: object,
     table: bool,
 ) -> None:
-    """Print the last epoch's figures, the time taken, and where the run is."""
+    """Print the last epoch's figures, the time taken, on which device if that is known, and where the run is."""
     if table:
         figures = (progress.last or {}).items()
         rows = [[name.replace("_", " "), f"{value:,.4g}", MEANINGS.get(name, "")] for name, value in figures]
@@ -131,10 +131,10 @@ def sum_up(
         reporter.warn(warning)
     processes = report["processes"]
     several = processes > 1
-    where = f"{processes} x {device.type}" if several else device.type
+    where = "" if device is None else f" on {processes} x {device}" if several else f" on {device}"
     parts = [
         f"{plural(progress.step, 'step')} in {duration(progress.seconds)}",
-        f"{progress.images_per_second:,.0f} images/s on {where}",
+        f"{progress.images_per_second:,.0f} images/s{where}",
         f"{report['peak_memory'] / 2**30:.1f} GiB{' a process' if several else ''} at most",
     ]
     if progress.best is not None:

@@ -7,6 +7,7 @@ import socket
 import uuid
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import NamedTuple
@@ -71,6 +72,7 @@ class Mirror:
         self._token, self._successor = uuid.uuid4().hex, ""
         self._thread = ThreadPoolExecutor(1, "mirror")
         self._latest: Future[str] | None = None
+        self._claimed: list[str] = []  # files that `claim` wrote where the URL had none
 
     def text(self, name: str) -> str | None:
         """The text of a file that every run has, or None if there is no run at the URL.
@@ -113,8 +115,12 @@ class Mirror:
         except StoreError as error:
             raise UserError(f"{error}: check your access to it, then start again") from None
 
-    def claim(self, name: str) -> None:
+    def claim(self, name: str, *, new: bool) -> None:
         """Write there that this process owns the run from now on, and upload the file that every run has.
+
+        Args:
+            name: of the file.
+            new: the URL has no such file yet.
 
         Raises:
             UserError: it cannot be written.
@@ -130,6 +136,7 @@ class Mirror:
                     f"process {owner['process']} on {owner['host']} has not left {self.url} (since {owner['since']}): "
                     "if it still runs, it stops at its next checkpoint"
                 )
+            self._claimed = [name, OWNER] if new else [OWNER]
             self._store.write(json.dumps(me | {"token": self._token}).encode(), OWNER)
             for folder in (*FOLDERS, run_checkpoint.FOLDER):
                 self._store.sweep(folder)
@@ -179,6 +186,15 @@ class Mirror:
             self._store.remove(OWNER)
         except StoreError as error:
             self._warn(str(error))
+
+    def abandon(self) -> None:
+        """Remove what `claim` has written, as far as that is possible and no other process owns the run."""
+        if not self._claimed:
+            return
+        with suppress(StoreError):
+            if (owner := self._owner()) is not None and owner["token"] == self._token:
+                for name in self._claimed:
+                    self._store.remove(name)
 
     def close(self) -> None:
         """End the thread after the uploads it was asked for."""

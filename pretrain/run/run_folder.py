@@ -3,6 +3,7 @@
 import fcntl
 import itertools
 import os
+import shutil
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -20,19 +21,21 @@ from excb.console import plural
 from excb.distributed.collectives import world_size
 from excb.errors import UserError, require
 from excb.files import json_text
-from excb.files.atomic import check_writable_folder
+from excb.files.atomic import check_writable_folder, nearest_existing
 from excb.files.foreign import read_bytes
-from excb.files.run_files import METRICS, RECIPE, REPORT
+from excb.files.run_files import METRICS, RECIPE, REPORT, WATCH_FOLDER
 from excb.images.image_set import CodedImages, Images, ImageSet, clipped_ledger, ledger_of, sizes_hash
 from excb.images.pixels import EIGHT_BIT, pixels_of
 from excb.images.scanning import refuse_among
 from excb.version import __version__
 
 from ..recipe import Recipe
-from .remote_mirror import Mirror, RunLocation
+from .remote_mirror import MARK, Mirror, RunLocation
+from .watch_process import LOG
 
 DIVERGED = "diverged"
 LOCK = ".lock"
+WRITTEN = (RECIPE, METRICS, "tensorboard", LOG, WATCH_FOLDER, MARK, LOCK)  # by a run before its first result
 PRECISIONS = ("fp32", "bf16", "fp16", "fp64")  # that a run may be in; its recipe.json never says auto
 # What may change between two starts of a run, because no weight depends on it.
 LENGTH = ("optim.epochs", "optim.restarts")  # what `--extend` changes
@@ -62,17 +65,22 @@ class RunFolder:
         self._extends: tuple[int, int] | None = None  # epochs that the run has, and is to have
         path = self.path
         try:
+            there, whole = nearest_existing(path), path.absolute()
+            self._new_folders = [each for each in (whole, *whole.parents) if there in each.parents]
             path.mkdir(parents=True, exist_ok=True)
+            self._new_files = [each for name in WRITTEN if not (each := path / name).exists()]
         except OSError as error:
             raise UserError(f"cannot write the run folder {path}: {error}") from None
         self._lock = _locked(path)
         # A forked data worker would inherit the lock, and may outlive a killed process by some seconds.
         os.register_at_fork(after_in_child=partial(_close, weakref.ref(self._lock)))
-        try:
-            self._mirror = Mirror(place.url, path, warn) if place.url else None
-        except UserError:
-            self._lock.close()
-            raise
+        self._mirror: Mirror | None = None
+        if place.url:
+            try:
+                self._mirror = Mirror(place.url, path, warn)
+            except UserError:
+                self.abandon()
+                raise
 
     def finish(self) -> None:
         """Wait until everything is at the URL, if there is one.
@@ -88,6 +96,18 @@ class RunFolder:
         if self._mirror is not None:
             self._mirror.close()
         self._lock.close()
+
+    def abandon(self) -> None:
+        """Remove what a refused run has written, here and at the URL, unless it has come to results; and close."""
+        if not _has_trained(self.path):
+            if self._mirror is not None:
+                self._mirror.abandon()
+            for file in self._new_files:  # the lock is the last
+                _remove(file)
+        self.close()
+        for folder in self._new_folders:
+            with suppress(OSError):  # something else is in it
+                folder.rmdir()
 
     def begin(self, recipe: Recipe, images: Images) -> None:
         """Write `recipe.json` in a new run, or check that a stored run is the same one; fetch what only the URL has.
@@ -111,7 +131,7 @@ class RunFolder:
             begun |= {} if sizes is None else {"file_sizes": sizes}
             json_text.write_json(begun, file)
         if self._mirror is not None:
-            self._mirror.claim(RECIPE)
+            self._mirror.claim(RECIPE, new=remote is None)
 
     def _sizes_of(self, images: Images) -> str | None:
         """A hash of the files' sizes, with a warning if they were others when the run began or was resumed last."""
@@ -159,21 +179,10 @@ class RunFolder:
         """
         assert self._extends is not None
         before, after = self._extends
-        newest = newest_step(self.path)
-        report = self.path / REPORT
-        if newest < before * steps_per_epoch and after > before:
-            if ended := _why_ended(report):
-                raise UserError(
-                    f"the run in {self.place} ended itself ({ended}), and more epochs would not help: start another "
-                    f"one from it with init={self.place}"
-                )
-            raise UserError(
-                f"the run in {self.place} has not finished its {plural(before, 'epoch')}: finish it with the command "
-                "that began it, then extend it"
-            )
-        if newest < after * steps_per_epoch:
+        refuse_unfinished(self.place, before, after, steps_per_epoch)
+        if newest_step(self.path) < after * steps_per_epoch:
             with _changing(self.path):
-                report.unlink(missing_ok=True)
+                (self.path / REPORT).unlink(missing_ok=True)
 
     def precision(self) -> str | None:
         """The precision that the run has been computed in; None for a new run, or where `begin` will refuse the folder.
@@ -182,11 +191,9 @@ class RunFolder:
             UserError: the URL cannot be read.
         """
         try:
-            text = self._stored()
-            stored = None if text is None else json_text.parse(text)["recipe"]["efficiency"]["precision"]
-        except (OSError, ValueError, KeyError, TypeError):
+            return begun_precision(self._stored())
+        except OSError:
             return None
-        return stored if stored in PRECISIONS else None
 
     def save(self, contents: dict[str, Any], *, step: int, keep: int, best_step: int | None) -> Path:
         """Write a checkpoint and remove those that are neither among the newest `keep` nor the best one.
@@ -246,6 +253,14 @@ class RunFolder:
         return finished_report(self.path)
 
 
+def _remove(place: Path) -> None:
+    with suppress(OSError):
+        if place.is_dir():
+            shutil.rmtree(place)
+        else:
+            place.unlink(missing_ok=True)
+
+
 def _locked(folder: Path) -> FileIO:
     """The lock of a run folder, held until it is closed. Raises UserError if it cannot be had."""
     try:
@@ -260,7 +275,18 @@ def _locked(folder: Path) -> FileIO:
     except OSError as error:
         lock.close()
         raise UserError(f"cannot lock the run folder {folder} ({error}): choose an --out on another disk") from None
+    if not _is_still(folder / LOCK, lock):  # a refused run has removed it meanwhile (`RunFolder.abandon`)
+        lock.close()
+        return _locked(folder)
     return lock
+
+
+def _is_still(file: Path, opened: FileIO) -> bool:
+    """Whether the name of an opened file leads to it and not to another one, or to none."""
+    try:
+        return os.path.samestat(os.fstat(opened.fileno()), file.stat())
+    except FileNotFoundError:
+        return False
 
 
 def refuse_place(place: RunLocation) -> None:
@@ -276,6 +302,15 @@ def refuse_place(place: RunLocation) -> None:
 def stored_recipe(folder: Path) -> bytes | None:
     """The `recipe.json` of a folder whose run has come to results, else None."""
     return read_bytes(folder / RECIPE) if _has_trained(folder) else None
+
+
+def begun_precision(text: str | bytes | None) -> str | None:
+    """The precision that the run of a `recipe.json` has been computed in; None where it does not say it."""
+    try:
+        stored = None if text is None else json_text.parse(text)["recipe"]["efficiency"]["precision"]
+    except (ValueError, KeyError, TypeError):
+        return None
+    return stored if stored in PRECISIONS else None
 
 
 def finished_report(folder: Path) -> dict[str, Any]:
@@ -316,6 +351,25 @@ def extended(recipe: Recipe, text: str | bytes | None, place: object, epochs: in
     require(after >= before, f"the run in {place} has {plural(before, 'epoch')} already: --extend {more} or more")
     marks = restarts if after == before else (*restarts, before)
     return before, recipe.change(optim={"epochs": after, "restarts": marks})
+
+
+def refuse_unfinished(place: RunLocation, before: int, after: int, steps_per_epoch: int) -> None:
+    """Refuse to extend a run from `before` to `after` epochs that has not finished, or that ended itself.
+
+    Raises:
+        UserError: it is so.
+    """
+    if after <= before or newest_step(place.folder) >= before * steps_per_epoch:
+        return
+    if ended := _why_ended(place.folder / REPORT):
+        raise UserError(
+            f"the run in {place} ended itself ({ended}), and more epochs would not help: start another one from it "
+            f"with init={place}"
+        )
+    raise UserError(
+        f"the run in {place} has not finished its {plural(before, 'epoch')}: finish it with the command that began "
+        "it, then extend it"
+    )
 
 
 def _why_ended(report: Path) -> str:
@@ -458,12 +512,17 @@ def _changing(folder: Path) -> Iterator[None]:
         raise UserError(f"cannot change {folder} ({error}): make it writable, then start again") from None
 
 
+def device_name(device: torch.device) -> str:
+    """The name of a GPU, or the type of another device."""
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
+
+
 def numerics(device: torch.device) -> dict[str, Any]:
     """The versions and settings that the last bits of a run's figures depend on, besides its recipe and images."""
     gpu = device.type == "cuda"
     return {
         "processes": world_size(),
-        "device": torch.cuda.get_device_name(device) if gpu else device.type,
+        "device": device_name(device),
         "threads": None if gpu else torch.get_num_threads(),
         "torch": str(torch.__version__),
     }

@@ -4,16 +4,17 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
+from typing import Any
 
-import torch.distributed as dist
-
+from excb.checkpoint import run_checkpoint
 from excb.console import Reporter
-from excb.distributed.launch import process_environment
+from excb.distributed.launch import open_store, process_environment
 from excb.errors import UserError
 from excb.files import json_text
 from excb.files.foreign import read_bytes, read_text
-from excb.files.run_files import WATCH_BEST, WATCH_FOLDER
+from excb.files.run_files import RECIPE, WATCH_BEST, WATCH_FOLDER
 from excb.remote.byte_ranges import is_remote
 
 LOG = "watch.log"  # in the run folder: what the process says
@@ -33,41 +34,20 @@ class WatchProcess:
         protocol: what `--protocol` takes, `monitor.protocol`.
         device: where it measures, as `--device` takes it.
         reporter: for notes and warnings.
-
-    Raises:
-        UserError: it could not measure: no such protocol or images.
     """
 
     def __init__(self, folder: Path, data: str, protocol: str, device: str, reporter: Reporter) -> None:
         self._folder, self._reporter, self._warned = folder, reporter, False
-        # A rank needs a store to meet others, even where there are none.
-        self._store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)  # type: ignore[attr-defined]
-        alone = process_environment("127.0.0.1", self._store.port, 1, 1)
-        self._environment = {**alone, "RANK": "0", "LOCAL_RANK": "0"}
-        self._command = [
-            *(sys.executable, "-m", "excb", "eval", "watch", os.fspath(folder), *_images(data)),
-            *("--protocol", protocol, "--every", EVERY, "--device", device),
-        ]
-        self._check()
+        self._store, environment = _one_rank()
         with (folder / LOG).open("wb") as log:
             # Ctrl-C in a terminal is for the run, which then ends this process itself.
             self._process = subprocess.Popen(
-                self._command, env=self._environment, stdout=log, stderr=log, start_new_session=True
+                _command(folder, data, protocol, device),
+                env=environment,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
             )
-
-    def _check(self) -> None:
-        """Ask what it would measure: a mistake shows before the run begins."""
-        answer = subprocess.run(
-            [*self._command, "--dry-run"],
-            env=self._environment,
-            capture_output=True,
-            text=True,
-            errors="replace",
-            start_new_session=True,
-            check=False,
-        )
-        if answer.returncode:
-            raise UserError(f"monitor.protocol: {_last_line(answer.stderr)}")
 
     @property
     def running(self) -> bool:
@@ -98,6 +78,45 @@ class WatchProcess:
             except subprocess.TimeoutExpired:
                 self._process.kill()
                 self._process.wait()
+
+
+def check_protocol(folder: Path, data: str, protocol: str, device: str) -> None:
+    """Ask `excb-eval watch` what it would measure, before the run begins; arguments as of `WatchProcess`.
+
+    Raises:
+        UserError: it could not measure: no such protocol or images.
+    """
+    with tempfile.TemporaryDirectory() as place:
+        run = folder
+        if not (folder / RECIPE).is_file() and not run_checkpoint.in_run(folder):
+            run = Path(place)  # stands for the folder of a new run, which is yet to be made
+            (run / RECIPE).write_text("{}", encoding="utf-8")
+        store, environment = _one_rank()
+        answer = subprocess.run(
+            [*_command(run, data, protocol, device), "--out", os.fspath(folder / WATCH_FOLDER), "--dry-run"],
+            env=environment,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            start_new_session=True,
+            check=False,
+        )
+        del store
+    if answer.returncode:
+        raise UserError(f"monitor.protocol: {_last_line(answer.stderr)}")
+
+
+def _one_rank() -> tuple[Any, dict[str, str]]:
+    """The environment of a process that is its only rank, and the store that it needs as long as it runs."""
+    store = open_store("127.0.0.1", 0, advice="start again")
+    return store, {**process_environment("127.0.0.1", store.port, 1, 1), "RANK": "0", "LOCAL_RANK": "0"}
+
+
+def _command(run: Path, data: str, protocol: str, device: str) -> list[str]:
+    return [
+        *(sys.executable, "-m", "excb", "eval", "watch", os.fspath(run), *_images(data)),
+        *("--protocol", protocol, "--every", EVERY, "--device", device),
+    ]
 
 
 def _images(data: str) -> list[str]:

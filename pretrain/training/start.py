@@ -29,6 +29,7 @@ from ..recipe import Recipe
 from ..run.journal import EpochStatistics
 from ..run.progress import Progress
 from ..run.run_folder import RunFolder
+from ..run.watch_process import check_protocol
 from ..step import trainer_for
 from . import judging, teaching
 from .pixels import in_colours, with_their_pixels
@@ -63,7 +64,8 @@ def resolve_run(
 
     Raises:
         UserError: as `check_run`; or a checkpoint of `against` cannot be loaded, no one record of pixels fits the
-            images, there is no such device here, or it cannot decode.
+            images, there is no such device here, or it cannot decode; or `excb-eval watch` cannot measure
+            `monitor.protocol`.
     """
     judging.check_references(against)
     images = with_their_pixels(images, recipe.data, reporter, begun=begun)
@@ -72,6 +74,9 @@ def resolve_run(
     all_succeed(lambda: check_run(recipe, images, begun=begun, given=given))
     device = device or choose_device(recipe.efficiency.device)
     all_succeed(lambda: require_decoder(recipe, device))
+    monitor = recipe.monitor
+    if (protocol := monitor.protocol) is not None and (data := monitor.data) is not None:
+        run_on_rank0(lambda: check_protocol(begun.parent, data, protocol, recipe.efficiency.device))
     return recipe, images, device
 
 
@@ -180,7 +185,7 @@ def start(
 
     feed = BatchFeed(images, recipe, pin_memory=device.type == "cuda")
     taught = teaching.load_teaching(recipe, device, given)
-    model = all_succeed(lambda: _build(recipe, taught))
+    model = all_succeed(lambda: build_or_refuse(recipe, taught))
     contents = run_on_rank0(resume)
     started_from: str | None = None
     if contents is None and recipe.init is not None:
@@ -216,8 +221,12 @@ def refuse_lost_feedback(recipe: Recipe, contents: dict[str, Any], *, steps: int
         )
 
 
-def _build(recipe: Recipe, taught: teaching.Teaching) -> ExCB:
-    """The model of a recipe, unless its micro-batches are too small for BatchNorm."""
+def build_or_refuse(recipe: Recipe, taught: teaching.Teaching) -> ExCB:
+    """The model of a recipe.
+
+    Raises:
+        UserError: as `build_model`; or its micro-batches are too small for BatchNorm.
+    """
     model, accumulate = build_model(recipe, taught.teachers), recipe.efficiency.accumulate
     if recipe.optim.batch // accumulate < 2 and any(isinstance(module, _BatchNorm) for module in model.modules()):
         raise UserError(

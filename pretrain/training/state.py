@@ -36,6 +36,7 @@ class RunState:
     progress: Progress = field(default_factory=Progress)
     broken: BrokenFiles = field(default_factory=BrokenFiles)
     teaching: Teaching = field(default_factory=Teaching)
+    trained_on: str | None = None  # the device of a run that was finished before, if its checkpoint says it
 
     @property
     def epochs_done(self) -> float:
@@ -121,7 +122,10 @@ class RunState:
                 f"the newest checkpoint, of step {ascii(contents.get('step'))[:40]}, is not one of this run "
                 f"({type(error).__name__}: {first_line(error)}): move it away to resume from the one before"
             ) from None
-        if changed := numerics_changed(contents.get("arithmetic", {}), numerics(self.trainer.device)):
+        arithmetic = contents.get("arithmetic", {})
+        if self.finished:  # this process computes nothing of it
+            self.trained_on = arithmetic.get("device")
+        elif changed := numerics_changed(arithmetic, numerics(self.trainer.device)):
             reporter.note(changed)
 
     def _follow_monitor(self, before: dict[str, Any], reporter: Reporter) -> None:

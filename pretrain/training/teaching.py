@@ -12,6 +12,7 @@ from excb.console import Reporter, plural
 from excb.distributed.collectives import all_succeed, run_on_rank0
 from excb.errors import UserError
 from excb.features.cache import CachedFeatures
+from excb.files.atomic import check_writable_folder
 from excb.hub.backbone import Backbone
 from excb.images.image_set import Images
 from excb.method import ExCB
@@ -21,7 +22,7 @@ from excb.remote.home import cache_root
 from ..data.feed import BatchFeed
 from ..distil.chosen_channels import ChosenChannels
 from ..distil.distillation import Distillation
-from ..distil.kept import KeptTargets, cells_of_teacher, features_of_teacher
+from ..distil.kept import KeptTargets, cells_of_teacher, features_are_cached, features_of_teacher
 from ..distil.settings import DistilSettings
 from ..distil.teachers import Teacher, ViewTargets, load_teachers
 from ..recipe import Recipe
@@ -108,20 +109,42 @@ def prepare_teaching(
             "distil.teacher_channels has no use: every teacher takes "
             f"{plural(recipe.channels, 'channel')}, as the images have"
         )
-    all_images = settings.teacher_sees == "image"
-    images: Images = feed.indexed if all_images else evenly_spread(feed.indexed, settings.samples)
-    needed = images_once(settings, len(feed.indexed)) > 0
-    teaching.features = [
-        features_of_teacher(each, images, cache_root(), reporter, device=device, workers=feed.workers)
-        for each in (teaching.teachers if needed else ())
-    ]
+    if (images := _seen_once(settings, feed.indexed)) is not None:
+        teaching.features = [
+            features_of_teacher(each, images, cache_root(), reporter, device=device, workers=feed.workers)
+            for each in teaching.teachers
+        ]
     dtype = torch.float64 if recipe.efficiency.precision == "fp64" else torch.float32
-    if all_images:
+    if settings.teacher_sees == "image":
         teaching.targets = KeptTargets(teaching.features, device=device, dtype=dtype)
     else:
         teaching.targets = all_succeed(
             lambda: ViewTargets(teaching.teachers, settings, mean=views.mean, std=views.std, device=device)
         )
+
+
+def check_cache(recipe: Recipe, images: Images, device: torch.device) -> None:
+    """Refuse a cache that `prepare_teaching` could not keep features in; one that holds them all is only read.
+
+    Raises:
+        UserError: it cannot be written, or a teacher cannot be loaded.
+    """
+    if not recipe.distil.active or (seen := _seen_once(recipe.distil, images)) is None:
+        return
+    cache = cache_root()
+    try:
+        check_writable_folder(cache, advice="name a folder elsewhere in EXCB_CACHE")
+    except UserError:
+        teachers = load_teaching(recipe, device).teachers
+        if not all(features_are_cached(each, seen, cache, device=device) for each in teachers):
+            raise
+
+
+def _seen_once(settings: DistilSettings, images: Images) -> Images | None:
+    """The images that teachers see before training: all, or a sample; None where they see none."""
+    if not images_once(settings, len(images)):
+        return None
+    return images if settings.teacher_sees == "image" else evenly_spread(images, settings.samples)
 
 
 def begin(teaching: Teaching, model: ExCB, recipe: Recipe, feed: BatchFeed, device: torch.device) -> None:

@@ -74,7 +74,8 @@ def test_help_groups_the_commands_and_gives_two_examples_of_each(name: str, caps
 def test_help_is_one_screen_and_help_all_has_every_option(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     module = importlib.import_module(PROGRAMS[name])
     (commands,) = [each for each in module.program()._actions if isinstance(each, argparse._SubParsersAction)]
-    leaves = [each for each in commands.choices.values() if not any(a.dest == "kind" for a in each.listed())]
+    kinds = argparse._SubParsersAction
+    leaves = [each for each in commands.choices.values() if not any(isinstance(a, kinds) for a in each.listed())]
     for parser in leaves:  # others list kinds of their own
         names = [(action.option_strings or [action.metavar or action.dest])[-1] for action in parser.listed()]
         brief, full = (shown_options(text) & set(names) for text in (parser.format_help(), parser.format_full_help()))
@@ -83,6 +84,8 @@ def test_help_is_one_screen_and_help_all_has_every_option(name: str, capsys: pyt
             action.option_strings[-1] for action in parser.listed() if action.required and action.option_strings
         }
         assert full == set(names)
+        used = {word for example in parser.examples for word in shlex.split(example) if word.startswith("--")}
+        assert used <= brief, parser.prog
         said = f"{len(names) - len(brief)} more option"
         assert (said in parser.format_help()) == (len(names) > len(brief))
     with pytest.raises(SystemExit) as stop:

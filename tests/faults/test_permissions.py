@@ -2,6 +2,7 @@
 
 import glob
 import json
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -99,6 +100,28 @@ def test_a_dry_run_refuses_a_cache_that_may_not_be_written(
     keeps_none = ["distil.teacher_sees=view", "distil.statistics=none", "optim.epochs=1", "--quiet"]
     assert pretrain([*words, *keeps_none, "--dry-run"]) == 0
     assert pretrain([*words, *keeps_none]) == 0
+
+
+def test_a_dry_run_takes_a_cache_that_holds_all_features_and_may_not_be_written(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cache = tmp_path / "cache"
+    monkeypatch.setenv("EXCB_CACHE", str(cache))
+    words = ["distil", "tiny_grocery", "--data", str(data), "optim.batch=2", "optim.epochs=1", "--quiet"]
+    words += ["efficiency.device=cpu", "efficiency.workers=0"]
+    for more in ([], ["distil.teacher_sees=view"]):  # features of all images, or of a sample
+        line = [*words, *more, "--out", str(tmp_path / "run")]
+        assert pretrain(line) == 0
+        shutil.rmtree(tmp_path / "run")
+        folders = [cache, *(each for each in cache.rglob("*") if each.is_dir())]
+        for folder in folders:
+            folder.chmod(0o500)
+        with ordinary_user():
+            assert pretrain([*line, "--dry-run"]) == 0
+            assert pretrain([*line, "distil.teacher_size=64", "--dry-run"]) == 2
+        for folder in folders:
+            folder.chmod(0o700)
+        assert capsys.readouterr().err.endswith("name a folder elsewhere in EXCB_CACHE\n")
 
 
 @pytest.mark.parametrize("words", ["list", "pull rn50_400ep"])

@@ -263,6 +263,20 @@ def test_repeating_a_finished_run_keeps_the_facts_of_the_process_that_trained(
     assert (run / "recipe.json").read_bytes() == recipe
 
 
+def test_a_finished_run_names_the_device_that_trained(
+    images: Path, finished: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = Path(shutil.copytree(finished, tmp_path / "run"))
+    file = run_checkpoint.in_run(run)[0]
+    kept = {name: value for name, value in newest(run).items() if name not in ("format", "version", "arithmetic")}
+    for stored, where in (({"arithmetic": {"device": "NVIDIA H100"}}, " on NVIDIA H100;"), ({}, ";")):
+        run_checkpoint.write_run_checkpoint(kept | stored, file)
+        assert main(command(images, run)) == 0
+        said = capsys.readouterr().err
+        assert f" images/s{where}" in said
+        assert "bit-exact" not in said  # nothing is computed
+
+
 def test_a_dry_run_beside_a_process_that_trains_is_refused_as_a_run_is(
     images: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

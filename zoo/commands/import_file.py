@@ -121,6 +121,6 @@ IMPORT = Command(
     group="use",
     examples=(
         "import FILE.pth --name mine",
-        "import FILE.pth --name mine --network student",
+        "import FILE.pth --name mine --arch timm:tf_efficientnet_lite0",
     ),
 )

@@ -350,6 +350,7 @@ def test_mistakes_are_one_line(
     assert said in error
     assert "Traceback" not in error
     assert len(error.strip().splitlines()) == 1
+    assert not (tmp_path / "run").exists()
 
 
 def test_another_probe_is_refused_once_the_start_is_measured(
@@ -444,6 +445,7 @@ def test_other_protocols_are_measured_beside_the_run(starts: dict[str, Path], im
     ("overrides", "message"),
     [
         (("monitor.protocol=linar", "monitor.data={images}"), "no such protocol; did you mean 'linear'?"),
+        (("monitor.protocol=linar", "monitor.data={images}", "--dry-run"), "no such protocol; did you mean 'linear'?"),
         (("monitor.protocol=linear",), "monitor.protocol needs labelled images: name them with monitor.data"),
         (("monitor.protocol=linear --k 3", "monitor.data={images}"), "--k"),
     ],
@@ -457,7 +459,7 @@ def test_a_protocol_that_cannot_be_measured_is_refused_before_the_first_step(
     assert ended.returncode == 2
     assert message in ended.stderr
     assert ended.stderr.count("\n") == 1
-    assert not list(out.rglob("step-*.pt"))
+    assert not out.exists()
 
 
 def test_what_measures_beside_a_run_ends_when_the_run_is_stopped(
