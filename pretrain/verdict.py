@@ -11,7 +11,7 @@ from excb.references import patches
 
 from .recipe import MonitorSettings, Recipe
 from .run.gain import SOURCE, TARGET, Adapted, Gain, in_points
-from .run.monitor import group_size
+from .run.monitor import groups_and_voters
 from .run.rules import A_CLUSTER, SHORT, clusters_for, too_many_clusters
 from .run.taught import BATCH, BesideTeacher, NetworkCost, cost_rows
 
@@ -320,8 +320,9 @@ def units(measured: int, monitor: MonitorSettings, figures: Iterable[str]) -> di
         monitor: how they were measured.
         figures: their names.
     """
-    k, size = min(monitor.k, measured - 1), group_size(measured, monitor.group)
-    others = f"{k} nearest others" if size == measured else f"{min(k, size - 1)} nearest of a random group of {size}"
+    k, (groups, voters) = min(monitor.k, measured - 1), groups_and_voters(measured, monitor)
+    group = f"of a random group of {measured // groups:,}"
+    others = f"{voters} nearest {group if groups > 1 else 'others'}"
     words = {
         "knn_top1": f"% of {plural(measured, 'train image')}, each classified by its {others}",
         "instance_retrieval": "% of "

@@ -149,7 +149,7 @@ def _adapted(state: RunState, measured: EpochEnd) -> Adapted | None:
         on = probe.measured_on if probe is not None else "of the training set"
         figure = next(each for each in FIGURES if (f"{name}_{each}" if probe is not None else each) in progress.best)
         if figure == "knn_top1" and (probe is None or probe.by_one_another):
-            on += in_groups(len(before), state.recipe.monitor.group)
+            on += in_groups(len(before), state.recipe.monitor)
         # Only the target's figure chose the best of several networks.
         tries = progress.measurements if name == TARGET else 1
         halves = [progress.hits.get(f"{moment}_{name}_halves") for moment in ("start", "best")]

@@ -20,7 +20,7 @@ from excb.pretrain.run.monitor import (
     AugmentedInputs,
     Monitor,
     effective_rank,
-    group_size,
+    groups_and_voters,
     images_measured,
     random_groups,
     retrieved,
@@ -77,8 +77,8 @@ def test_leave_one_out_vote_against_loops(tmp_path: Path, group: int | None) -> 
         [VIEWS.preprocessing(open_image(images.file(i))).mean((1, 2)).double().numpy() for i in range(len(images))]
     )
     rows /= np.linalg.norm(rows, axis=1, keepdims=True)
-    groups = [set(each.tolist()) for each in random_groups(len(rows), group, seed=0)]
-    assert len(groups) == (1 if group is None else round(len(rows) / group)) < len(rows)
+    number = 1 if group is None else round(len(rows) / group)
+    groups = [set(each.tolist()) for each in random_groups(len(rows), number, seed=0)]
     right = 0
     for i, row in enumerate(rows):
         near = next(each for each in groups if i in each) - {i}
@@ -94,17 +94,23 @@ def test_leave_one_out_vote_against_loops(tmp_path: Path, group: int | None) -> 
     assert figures["neighbour_agreement"] == alone["neighbour_agreement"]  # of all images, in groups or not
 
 
-@pytest.mark.parametrize(("images", "about"), [(2640, 250), (406, 250), (30, 250), (11, 10), (1000, None)])
-def test_groups_are_all_images_once_of_nearly_one_size(images: int, about: int | None) -> None:
-    groups = random_groups(images, about, seed=3)
+@pytest.mark.parametrize(
+    ("images", "group", "number", "k"),
+    [(2640, 250, 11, 5), (406, 250, 2, 10), (300, 250, 1, 20), (30, 250, 1, 20), (18, None, 1, 17), (21, 10, 2, 9)],
+)
+def test_fewer_vote_in_smaller_groups(images: int, group: int | None, number: int, k: int) -> None:
+    settings = MonitorSettings(k=20, group=group)
+    assert groups_and_voters(images, settings) == (number, k)
+
+
+@pytest.mark.parametrize(("images", "number"), [(2640, 11), (406, 2), (30, 1), (11, 10)])
+def test_groups_are_all_images_once_of_nearly_one_size(images: int, number: int) -> None:
+    groups = random_groups(images, number, seed=3)
     assert sorted(torch.cat(groups).tolist()) == list(range(images))
-    sizes = [len(each) for each in groups]
-    assert max(sizes) - min(sizes) <= 1
-    assert min(sizes) == group_size(images, about)
-    assert about is None or len(groups) == 1 or about / 2 < min(sizes) <= max(sizes) < 2 * about
-    again, other = random_groups(images, about, seed=3), random_groups(images, about, seed=4)
+    assert {len(each) for each in groups} <= {images // number, images // number + 1}
+    again, other = random_groups(images, number, seed=3), random_groups(images, number, seed=4)
     assert all(map(torch.equal, groups, again))
-    assert len(groups) == 1 or not all(map(torch.equal, groups, other))
+    assert number == 1 or not all(map(torch.equal, groups, other))
 
 
 def test_twins_do_not_hide_in_groups_what_a_network_does_not_know(tmp_path: Path) -> None:
