@@ -45,6 +45,11 @@ def features_by_loop(
     return np.stack(rows), [file.relative_to(folder).parts[0] for file in files]
 
 
+def assert_features(found: np.ndarray, expected: np.ndarray) -> None:
+    """Features agree but for rounding, in proportion to the largest: processors add in other orders."""
+    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-6 * np.abs(expected).max())
+
+
 def knn_by_loop(
     bank: np.ndarray, labels: list[str], queries: np.ndarray, targets: list[str], *, k: int, temperature: float
 ) -> tuple[float, float]:

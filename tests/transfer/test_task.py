@@ -3,7 +3,6 @@
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import timm
 import torch
@@ -16,11 +15,12 @@ from excb.errors import UserError
 from excb.features import precision
 from excb.images.scanning import scan_folder
 from excb.ledger import NOTHING
+from excb.networks.backbone import weights_hash
 from excb.networks.preprocessing import Preprocessing
 from excb.transfer.data.classes import labelled_folder
 from excb.transfer.task import Task, automatic_batch, largest_batch
 from tests.run_files import TINY_VIT, tiny_recipe, write_run
-from tests.transfer.labelled_images import features_by_loop, write_folder
+from tests.transfer.labelled_images import assert_features, features_by_loop, write_folder
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -49,7 +49,7 @@ def test_features_and_labels_of_images_of_every_mode(place: Path) -> None:
     rows, labels = prepare(place).features(labelled_folder(place / "train"), "train", Reporter(quiet=True))
     expected, names = features_by_loop(excb.load(place / "run"), place / "train")
     assert rows.shape == (14, 32)
-    np.testing.assert_allclose(rows.numpy(), expected, rtol=1e-4, atol=1e-5)
+    assert_features(rows.numpy(), expected)
     assert labels.tolist() == [sorted(set(names)).index(name) for name in names]
 
 
@@ -66,7 +66,7 @@ def test_network_is_the_teacher_unless_the_student_is_asked_for(place: Path) -> 
     student = prepare(place, network="student")
     rows, _ = student.features(images, "test", Reporter(quiet=True))
     expected, _ = features_by_loop(excb.load(place / "run", network="student"), place / "test")
-    np.testing.assert_allclose(rows.numpy(), expected, rtol=1e-4, atol=1e-5)
+    assert_features(rows.numpy(), expected)
     assert student.describe()["checkpoint"]["network"] == "student"
     assert prepare(place).describe()["checkpoint"]["network"] == "teacher"
 
@@ -85,6 +85,7 @@ def test_description_of_checkpoint_and_data(place: Path) -> None:
     train, test = scan_folder(place / "train"), scan_folder(place / "test")
     described = prepare(place, resize=40).describe()
     assert described.pop("ledger") == NOTHING
+    assert described["checkpoint"].pop("weights_sha256") == weights_hash(excb.load(place / "run").network)
     assert described == {
         "checkpoint": {
             "name": "run step 5",
@@ -138,7 +139,7 @@ def test_sizes(place: Path, options: dict[str, Any], sizes: tuple[int, int]) -> 
     )
     rows, _ = task.features(task.test, "test", Reporter(quiet=True))
     expected, _ = features_by_loop(excb.load(place / "run"), place / "test", Preprocessing(*sizes))
-    np.testing.assert_allclose(rows.numpy(), expected, rtol=1e-4, atol=1e-5)
+    assert_features(rows.numpy(), expected)
 
 
 @pytest.mark.parametrize(

@@ -32,7 +32,7 @@ from excb.transfer.task import Task
 from tests.excb.images.deep_files import BLUE, GREEN, RED, linear_profile
 from tests.forked import server
 from tests.run_files import tiny_recipe, write_run
-from tests.transfer.labelled_images import changed, features_by_loop, write_folder
+from tests.transfer.labelled_images import assert_features, changed, features_by_loop, write_folder
 
 QUIET = Reporter(quiet=True)
 SHARD_BYTES = 5 * 32 * 4  # five images of the tiny network
@@ -81,7 +81,7 @@ def test_second_time_comes_from_the_disk(place: Path, tmp_path: Path, opened: li
     rows, labels = prepare(place, tmp_path).features(prepare(place, None).train, "train", QUIET)
     assert opened == list(range(14))
     expected, _ = features_by_loop(excb.load(place / "run"), place / "train")
-    np.testing.assert_allclose(rows.numpy(), expected, rtol=1e-4, atol=1e-6 * np.abs(expected).max())
+    assert_features(rows.numpy(), expected)
     opened.clear()
     task = prepare(place, tmp_path, batch=64)
     again, same = task.features(task.train, "train", QUIET)

@@ -14,7 +14,7 @@ from excb.features.extraction import Extraction
 from excb.transfer.features.export import describe_plan, export_features, plan_features
 from excb.transfer.task import Task
 from tests.run_files import tiny_recipe, write_run
-from tests.transfer.labelled_images import CLASSES, changed, features_by_loop, write_folder
+from tests.transfer.labelled_images import CLASSES, assert_features, changed, features_by_loop, write_folder
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -41,7 +41,7 @@ def test_exported_file_holds_both_sets(task: Task, tmp_path: Path) -> None:
         for name in ("train", "test"):
             folder = getattr(task, name).root
             expected, _ = features_by_loop(excb.load(folder.parent / "run"), folder)
-            np.testing.assert_allclose(found[f"{name}_rows"], expected, rtol=1e-4, atol=1e-5)
+            assert_features(found[f"{name}_rows"], expected)
             assert found[f"{name}_rows"].dtype == np.float32
             files = sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
             assert found[f"{name}_names"].tolist() == files
