@@ -1,14 +1,18 @@
 """The backends that propose neighbours: which one is available and faster here, and calls into FAISS."""
 
+import contextlib
 import functools
 import timeit
 import warnings
+from collections.abc import Callable
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
 from excb.errors import UserError
+
+MEASURED_BYTES = 2**26  # of the rows that are multiplied to find the quickest way: more than caches hold
 
 
 def available_backend(
@@ -49,6 +53,56 @@ def bfloat16_pays(device: torch.device, width: int) -> bool:
         left, right = torch.ones(512, width, dtype=kind), torch.ones(2048, width, dtype=kind)
         seconds.append(min(timeit.repeat(functools.partial(torch.matmul, left, right.T), repeat=3, number=1)))
     return seconds[0] < seconds[1] / 2
+
+
+def times(call: Callable[[], object]) -> float:
+    """The least seconds of three calls, after one that does not count."""
+    call()
+    return min(timeit.repeat(call, repeat=3, number=1))
+
+
+def few_products(rows: Tensor, queries: Tensor) -> Tensor:
+    """The dot products [n, Q] of rows [n, D] with a few queries [Q, D], float32 on a CPU, by the quickest way here.
+
+    Few queries wait for memory. NumPy's BLAS reads as fast as memory is on some processors; on AMD's its products with
+    a vector take twice as long as torch's with a matrix of two columns, and FAISS's are faster still.
+    """
+    return _quickest_product(rows.shape[1], len(queries))(rows, queries)
+
+
+@functools.cache
+def _quickest_product(width: int, queries: int) -> Callable[[Tensor, Tensor], Tensor]:
+    """One of the ways to multiply, measured once for each number of queries."""
+    rows, asked = torch.ones(MEASURED_BYTES // (4 * width) + 1, width), torch.ones(queries, width)
+    ways = [_with_numpy, _with_torch]
+    with contextlib.suppress(ImportError):
+        import_faiss()
+        ways.append(_with_faiss)
+    return min(ways, key=lambda way: times(lambda: way(rows, asked)))
+
+
+def _with_numpy(rows: Tensor, queries: Tensor) -> Tensor:
+    return torch.from_numpy(rows.numpy() @ queries.numpy().T)
+
+
+def _with_torch(rows: Tensor, queries: Tensor) -> Tensor:
+    """With two columns at least, in memory: of one that is expanded products are slow."""
+    columns = queries if len(queries) > 1 else queries.repeat(2, 1)
+    return (rows @ columns.T)[:, : len(queries)]
+
+
+def _with_faiss(rows: Tensor, queries: Tensor) -> Tensor:
+    faiss, rows, queries = import_faiss(), rows.contiguous(), queries.contiguous()
+    products = torch.empty(len(queries), len(rows))
+    for number in range(len(queries)):
+        faiss.fvec_inner_products_ny(
+            faiss.swig_ptr(products[number].numpy()),
+            faiss.swig_ptr(queries[number].numpy()),
+            faiss.swig_ptr(rows.numpy()),
+            rows.shape[1],
+            len(rows),
+        )
+    return products.T
 
 
 def import_faiss() -> Any:

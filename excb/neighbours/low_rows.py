@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from excb.neighbours import tiling
+from excb.neighbours.backends import times
 from excb.neighbours.centring import Centre
 from excb.neighbours.proposals import Proposal, least_value, of_rank
 from excb.neighbours.unit_rows import UnitRows
@@ -18,6 +19,10 @@ from excb.neighbours.unit_rows import UnitRows
 ROUNDING = 0.51 * torch.finfo(torch.bfloat16).eps  # relative, of a product that is returned in bfloat16
 COLUMNS = 32  # rows are filled up to a multiple of it, which the processor reads in whole registers
 MOST = 4096  # candidates of a query, or twice those wanted; where more are as near, float32 decides
+
+
+MEASURED = 2**16  # rows that are multiplied to see whether the copy pays
+SHARE = 0.9  # of the time with float32 rows that it may take: below, the memory is worth it
 
 
 class LowRows:
@@ -38,13 +43,20 @@ class LowRows:
             self._length, self._lost = max(self._length, rows.length), max(self._lost, rows.lost)
             self._lost_offset = max(self._lost_offset, rows.lost_offset)
 
+    def pays(self, bank: UnitRows, queries: int) -> bool:
+        """Whether products of these rows take less time than those of the bank's, measured on their first ones.
+
+        It depends on the processor: some multiply bfloat16 matrices quickly, but not with a few queries.
+        """
+        some = slice(0, min(len(bank), MEASURED))
+        low, single = torch.zeros(queries, self._rows.shape[1], dtype=torch.bfloat16), torch.zeros(queries, bank.width)
+        return times(lambda: _products(self._rows[some], low)) < SHARE * times(lambda: bank.products(single, some))
+
     def propose(self, wanted: int, queries: Tensor) -> Proposal:
         """Propose all rows that may be among the `wanted` nearest of unit queries [Q, D] in float64."""
         centred = self._centre.queries(queries)
-        # torch's kernel for a matrix of one column takes half as long again as that for a vector.
         low = functional.pad(centred.low, (0, self._rows.shape[1] - centred.low.shape[1]))
-        products = self._rows @ low[0] if len(low) == 1 else self._rows @ low.T
-        values = products.view(len(self._rows), len(low)).T.float()
+        values = _products(self._rows, low).T.float()
         error = self._centre.error(centred, self._length, self._lost, self._lost_offset)
         # The last value that `Search` may ask for, and a little less.
         kth = of_rank(values, wanted).double()
@@ -60,3 +72,8 @@ class LowRows:
             rows[query, : len(some)] = torch.from_numpy(some)
             best[query, : len(some)] = values[query, torch.from_numpy(some)]
         return Proposal(rows, best, floor, error, ROUNDING)
+
+
+def _products(rows: Tensor, queries: Tensor) -> Tensor:
+    """[n, Q] in bfloat16. torch's kernel for a matrix of one column takes half as long again as that for a vector."""
+    return rows @ queries.T if len(queries) > 1 else (rows @ queries[0])[:, None]

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from excb.errors import UserError
 from excb.neighbours import tiling
+from excb.neighbours.backends import few_products
 
 
 class Rows(Protocol):
@@ -93,8 +94,7 @@ class UnitRows:
         raw, scales = self.raw_span(rows), self._single_scales[rows]
         if raw.device.type != "cpu":
             return (queries @ raw.T).mul_(scales)
-        # NumPy's BLAS is faster than torch's here: a few queries wait for memory, not for arithmetic.
-        return torch.from_numpy(raw.numpy() @ queries.numpy().T).T.mul_(scales)
+        return few_products(raw, queries).T.mul_(scales)
 
     def pick(self, rows: Tensor) -> Tensor:
         """Unit rows [n, D] of the given numbers [n]."""

@@ -1,6 +1,7 @@
 """Which backend proposes neighbours, and what is said where FAISS is missing."""
 
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -59,3 +60,22 @@ def test_only_the_warning_of_swig_is_silenced(message: str, tmp_path: Path, monk
     else:
         with pytest.raises(DeprecationWarning, match=message):
             available_backend("faiss")
+
+
+@pytest.mark.parametrize("queries", [1, 2, 3, 16])
+@pytest.mark.parametrize(
+    "way",
+    [
+        backends._with_numpy,
+        backends._with_torch,
+        pytest.param(backends._with_faiss, marks=needs_faiss),
+        backends.few_products,
+    ],
+)
+def test_products_with_few_queries_are_those_of_float64(
+    way: Callable[[torch.Tensor, torch.Tensor], torch.Tensor], queries: int
+) -> None:
+    rows, asked = (torch.randn(n, 37, generator=torch.Generator().manual_seed(n)) for n in (50, queries))
+    found = way(rows, asked)
+    assert found.shape == (50, queries)
+    torch.testing.assert_close(found.double(), rows.double() @ asked.double().T, rtol=1e-5, atol=1e-5)

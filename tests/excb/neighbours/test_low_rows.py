@@ -16,6 +16,7 @@ CPU = torch.device("cpu")
 @pytest.fixture
 def pays(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(nearest, "bfloat16_pays", lambda *_: True)  # on every machine
+    monkeypatch.setattr(LowRows, "pays", lambda *_: True)
 
 
 @pytest.mark.usefixtures("pays")
@@ -74,3 +75,26 @@ def test_a_processor_slow_in_bfloat16_keeps_no_copy(monkeypatch: pytest.MonkeyPa
     for _ in range(3):
         index.nearest(random_features(1, 32, seed=1), 9)
     assert index._low is None
+
+
+def test_a_copy_that_is_no_faster_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[int] = []
+    monkeypatch.setattr(nearest, "bfloat16_pays", lambda *_: True)
+    monkeypatch.setattr(LowRows, "pays", lambda _low, _bank, queries: made.append(queries))
+    bank, asked = random_features(3000, 32), random_features(1, 32, seed=1)
+    index = Index(bank)
+    found = [index.nearest(asked, 5) for _ in range(4)]
+    assert made == [1]  # asked once
+    assert index._low is None
+    for other in found[1:]:
+        assert_same(other, found[0])
+
+
+@pytest.mark.parametrize(("low", "single", "kept"), [(0.5, 1.0, True), (0.95, 1.0, False), (2.0, 1.0, False)])
+def test_a_copy_pays_if_its_products_are_faster(
+    monkeypatch: pytest.MonkeyPatch, low: float, single: float, kept: bool
+) -> None:
+    seconds = iter((low, single))
+    monkeypatch.setattr(low_rows, "times", lambda call: (call(), next(seconds))[1])
+    bank = UnitRows(random_features(300, 8), "bank", CPU)
+    assert LowRows(bank).pays(bank, 2) is kept
