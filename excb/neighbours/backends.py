@@ -12,6 +12,7 @@ from torch import Tensor
 
 from excb.errors import UserError
 
+FEW_BYTES = 2**23  # of rows for which measuring, a tenth of a second, costs more than it brings
 MEASURED_BYTES = 2**26  # of the rows that are multiplied to find the quickest way: more than caches hold
 
 
@@ -67,7 +68,8 @@ def few_products(rows: Tensor, queries: Tensor) -> Tensor:
     Few queries wait for memory. NumPy's BLAS reads as fast as memory is on some processors; on AMD's its products with
     a vector take twice as long as torch's with a matrix of two columns, and FAISS's are faster still.
     """
-    return _quickest_product(rows.shape[1], len(queries))(rows, queries)
+    way = _with_numpy if rows.nbytes < FEW_BYTES else _quickest_product(rows.shape[1], len(queries))
+    return way(rows, queries)
 
 
 @functools.cache

@@ -73,9 +73,16 @@ def test_only_the_warning_of_swig_is_silenced(message: str, tmp_path: Path, monk
     ],
 )
 def test_products_with_few_queries_are_those_of_float64(
-    way: Callable[[torch.Tensor, torch.Tensor], torch.Tensor], queries: int
+    way: Callable[[torch.Tensor, torch.Tensor], torch.Tensor], queries: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(backends, "FEW_BYTES", 0)
+    monkeypatch.setattr(backends, "MEASURED_BYTES", 2**16)
     rows, asked = (torch.randn(n, 37, generator=torch.Generator().manual_seed(n)) for n in (50, queries))
     found = way(rows, asked)
     assert found.shape == (50, queries)
     torch.testing.assert_close(found.double(), rows.double() @ asked.double().T, rtol=1e-5, atol=1e-5)
+
+
+def test_products_of_few_rows_are_not_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(backends, "times", lambda _call: pytest.fail("measured"))
+    assert backends.few_products(torch.ones(1000, 16), torch.ones(1, 16)).tolist() == [[16.0]] * 1000
