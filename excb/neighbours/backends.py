@@ -52,7 +52,7 @@ def bfloat16_pays(device: torch.device, width: int) -> bool:
     seconds = []
     for kind in (torch.bfloat16, torch.float32):
         left, right = torch.ones(512, width, dtype=kind), torch.ones(2048, width, dtype=kind)
-        seconds.append(min(timeit.repeat(functools.partial(torch.matmul, left, right.T), repeat=3, number=1)))
+        seconds.append(times(functools.partial(torch.matmul, left, right.T)))
     return seconds[0] < seconds[1] / 2
 
 
@@ -66,7 +66,7 @@ def few_products(rows: Tensor, queries: Tensor) -> Tensor:
     """The dot products [n, Q] of rows [n, D] with a few queries [Q, D], float32 on a CPU, by the quickest way here.
 
     Few queries wait for memory. NumPy's BLAS reads as fast as memory is on some processors; on AMD's its products with
-    a vector take twice as long as torch's with a matrix of two columns, and FAISS's are faster still.
+    a vector take twice as long as torch's with a matrix of two columns, or as FAISS's.
     """
     way = _with_numpy if rows.nbytes < FEW_BYTES else _quickest_product(rows.shape[1], len(queries))
     return way(rows, queries)

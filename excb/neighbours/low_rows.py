@@ -19,10 +19,19 @@ from excb.neighbours.unit_rows import UnitRows
 ROUNDING = 0.51 * torch.finfo(torch.bfloat16).eps  # relative, of a product that is returned in bfloat16
 COLUMNS = 32  # rows are filled up to a multiple of it, which the processor reads in whole registers
 MOST = 4096  # candidates of a query, or twice those wanted; where more are as near, float32 decides
-
-
-MEASURED = 2**16  # rows that are multiplied to see whether the copy pays
+MEASURED = 2**16  # rows that are multiplied to see whether a copy pays
 SHARE = 0.9  # of the time with float32 rows that it may take: below, the memory is worth it
+
+
+def copy_pays(bank: UnitRows, queries: int) -> bool:
+    """Whether products with a copy of a bank in bfloat16 take less time than with its rows, measured before it is made.
+
+    It depends on the processor: some multiply bfloat16 matrices quickly, but not with a few queries.
+    """
+    rows, width = min(len(bank), MEASURED), _filled_up(bank.width)
+    low, asked = torch.ones(rows, width, dtype=torch.bfloat16), torch.ones(queries, width, dtype=torch.bfloat16)
+    single = torch.ones(queries, bank.width)
+    return times(lambda: _products(low, asked)) < SHARE * times(lambda: bank.products(single, slice(0, rows)))
 
 
 class LowRows:
@@ -35,22 +44,13 @@ class LowRows:
     def __init__(self, bank: UnitRows) -> None:
         drawn = torch.linspace(0, len(bank) - 1, min(tiling.SAMPLE, len(bank)), dtype=torch.float64).long()
         self._centre = Centre(bank.pick(drawn).float(), torch.bfloat16)
-        self._rows = torch.zeros(len(bank), -(-(bank.width + 2) // COLUMNS) * COLUMNS, dtype=torch.bfloat16)
+        self._rows = torch.zeros(len(bank), _filled_up(bank.width), dtype=torch.bfloat16)
         self._length, self._lost, self._lost_offset = 0.0, 0.0, 0.0
         for tile in tiling.spans(len(bank), bank.width, tiling.BUDGET, self._rows.device):
             rows = self._centre.rows(bank.approximate(tile))
             self._rows[tile, : bank.width + 2] = rows.low
             self._length, self._lost = max(self._length, rows.length), max(self._lost, rows.lost)
             self._lost_offset = max(self._lost_offset, rows.lost_offset)
-
-    def pays(self, bank: UnitRows, queries: int) -> bool:
-        """Whether products of these rows take less time than those of the bank's, measured on their first ones.
-
-        It depends on the processor: some multiply bfloat16 matrices quickly, but not with a few queries.
-        """
-        some = slice(0, min(len(bank), MEASURED))
-        low, single = torch.zeros(queries, self._rows.shape[1], dtype=torch.bfloat16), torch.zeros(queries, bank.width)
-        return times(lambda: _products(self._rows[some], low)) < SHARE * times(lambda: bank.products(single, some))
 
     def propose(self, wanted: int, queries: Tensor) -> Proposal:
         """Propose all rows that may be among the `wanted` nearest of unit queries [Q, D] in float64."""
@@ -72,6 +72,11 @@ class LowRows:
             rows[query, : len(some)] = torch.from_numpy(some)
             best[query, : len(some)] = values[query, torch.from_numpy(some)]
         return Proposal(rows, best, floor, error, ROUNDING)
+
+
+def _filled_up(width: int) -> int:
+    """Columns of a copy of rows of some width, with the two that the centre needs."""
+    return -(-(width + 2) // COLUMNS) * COLUMNS
 
 
 def _products(rows: Tensor, queries: Tensor) -> Tensor:

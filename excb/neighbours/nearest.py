@@ -16,7 +16,7 @@ from excb.distributed.collectives import all_succeed, gather_rows, rank, world_s
 from excb.errors import UserError
 from excb.exact import exact_products
 from excb.neighbours.backends import available_backend, bfloat16_pays
-from excb.neighbours.low_rows import LowRows
+from excb.neighbours.low_rows import LowRows, copy_pays
 from excb.neighbours.search import Search
 from excb.neighbours.tiling import MERGED, few_at_once
 from excb.neighbours.unit_rows import Rows, UnitRows
@@ -81,8 +81,8 @@ class Index:
     """A bank that is searched again and again: its rows are checked and their norms computed once.
 
     The rows may lie in a mapped file, and 28 bytes of each are kept. Where the processor multiplies bfloat16 quickly,
-    the second search of a few queries makes a copy in bfloat16 for all later ones, half the size of float32 rows, and
-    keeps it if products with it are faster.
+    the second search of a few queries makes a copy in bfloat16 for all later ones, half the size of float32 rows, if
+    products with it are faster.
 
     Args:
         bank: as of `nearest`, and not changed later.
@@ -118,9 +118,9 @@ class Index:
         check_shapes(self._rows, queries, k, exclude_self=False)
         if self._rows.plain and few_at_once(len(self), len(queries)) and self._low is None:
             self._small_searches += 1
-            if self._small_searches == 2 and bfloat16_pays(self._rows.device, self._rows.width):
-                low = LowRows(self._rows)
-                self._low = low if low.pays(self._rows, len(queries)) else None
+            pays = self._small_searches == 2 and bfloat16_pays(self._rows.device, self._rows.width)
+            if pays and copy_pays(self._rows, len(queries)):
+                self._low = LowRows(self._rows)
         search = Search(self._rows, k, self._backend, exclude_self=False, low=self._low)
         return _search(search, UnitRows(queries, "query", self._rows.device), 0, progress)
 

@@ -5,7 +5,7 @@ import torch
 from torch.nn import functional
 
 from excb.neighbours import low_rows, nearest
-from excb.neighbours.low_rows import ROUNDING, LowRows
+from excb.neighbours.low_rows import ROUNDING, LowRows, copy_pays
 from excb.neighbours.nearest import Index
 from excb.neighbours.unit_rows import UnitRows
 from tests.excb.neighbours.features import assert_same, random_features
@@ -16,7 +16,7 @@ CPU = torch.device("cpu")
 @pytest.fixture
 def pays(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(nearest, "bfloat16_pays", lambda *_: True)  # on every machine
-    monkeypatch.setattr(LowRows, "pays", lambda *_: True)
+    monkeypatch.setattr(nearest, "copy_pays", lambda *_: True)
 
 
 @pytest.mark.usefixtures("pays")
@@ -77,10 +77,11 @@ def test_a_processor_slow_in_bfloat16_keeps_no_copy(monkeypatch: pytest.MonkeyPa
     assert index._low is None
 
 
-def test_a_copy_that_is_no_faster_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_copy_that_is_no_faster_is_not_made(monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[int] = []
     monkeypatch.setattr(nearest, "bfloat16_pays", lambda *_: True)
-    monkeypatch.setattr(LowRows, "pays", lambda _low, _bank, queries: made.append(queries))
+    monkeypatch.setattr(nearest, "copy_pays", lambda _bank, queries: made.append(queries))
+    monkeypatch.setattr(nearest, "LowRows", lambda _bank: pytest.fail("a copy was made"))
     bank, asked = random_features(3000, 32), random_features(1, 32, seed=1)
     index = Index(bank)
     found = [index.nearest(asked, 5) for _ in range(4)]
@@ -97,4 +98,4 @@ def test_a_copy_pays_if_its_products_are_faster(
     seconds = iter((low, single))
     monkeypatch.setattr(low_rows, "times", lambda call: (call(), next(seconds))[1])
     bank = UnitRows(random_features(300, 8), "bank", CPU)
-    assert LowRows(bank).pays(bank, 2) is kept
+    assert copy_pays(bank, 2) is kept
