@@ -1,6 +1,5 @@
 """The backends that propose neighbours: which one is available and faster here, and calls into FAISS."""
 
-import contextlib
 import functools
 import timeit
 import warnings
@@ -77,8 +76,7 @@ def _quickest_product(width: int, queries: int) -> Callable[[Tensor, Tensor], Te
     """One of the ways to multiply, measured once for each number of queries."""
     rows, asked = torch.ones(MEASURED_BYTES // (4 * width) + 1, width), torch.ones(queries, width)
     ways = [_with_numpy, _with_torch]
-    with contextlib.suppress(ImportError):
-        import_faiss()
+    if faiss_is_there():
         ways.append(_with_faiss)
     return min(ways, key=lambda way: times(lambda: way(rows, asked)))
 
@@ -114,6 +112,15 @@ def import_faiss() -> Any:
         warnings.filterwarnings("ignore", message="builtin type swig", category=DeprecationWarning)
         import faiss
     return faiss
+
+
+def faiss_is_there() -> bool:
+    """Whether FAISS can be imported."""
+    try:
+        import_faiss()
+    except ImportError:
+        return False
+    return True
 
 
 def faiss_gpus() -> int:

@@ -89,7 +89,7 @@ def propose_with_faiss(bank: UnitRows, wanted: int, queries: Tensor) -> Proposal
         values, places = backends.faiss_search(bank.approximate(tile), low, min(count, tile.stop - tile.start))
         best, order = torch.cat([best, values], 1).topk(min(count, tile.stop))
         rows = torch.cat([rows, places + tile.start], 1).gather(1, order)
-    return _best_in_float32(best, rows, queries)
+    return best_proposal(best, rows, _error_of_unit_rows(bank))
 
 
 def propose_from_all(bank: UnitRows, wanted: int, queries: Tensor) -> Proposal:
@@ -102,19 +102,23 @@ def propose_from_all(bank: UnitRows, wanted: int, queries: Tensor) -> Proposal:
     for tile in tiling.spans(len(bank), bank.width, 8 * tiling.BUDGET, queries.device):
         values[:, tile] = bank.products(low, tile)
     if values.device.type != "cpu":
-        return _best_in_float32(*values.topk(count), queries)
+        return best_proposal(*values.topk(count), _error_of_unit_rows(bank))
     # NumPy selects several times faster than torch.
     places = torch.from_numpy(np.argpartition(values.numpy(), -count, axis=1)[:, -count:].copy())
     best, order = values.gather(1, places).sort(dim=1, descending=True)
-    return _best_in_float32(best, places.gather(1, order), queries)
+    return best_proposal(best, places.gather(1, order), _error_of_unit_rows(bank))
 
 
-def _best_in_float32(best: Tensor, rows: Tensor, queries: Tensor) -> Proposal:
-    """The best similarities [Q, c] of float32, the highest first, and their rows, for queries [Q, D]."""
+def best_proposal(best: Tensor, rows: Tensor, error: float) -> Proposal:
+    """The best values [Q, c] of float32, the highest first, and their rows, with a bound on the error of all."""
     rows, order = rows.sort()
     floor = torch.nextafter(best[:, -1], torch.full_like(best[:, -1], math.inf))  # equals may be left out
-    error = torch.full_like(queries[:, 0], float32_error(queries.shape[1]) + 2 * SINGLE)
-    return Proposal(rows, best.gather(1, order), floor, error, 0.0)
+    return Proposal(rows, best.gather(1, order), floor, torch.full_like(floor, error, dtype=torch.float64), 0.0)
+
+
+def _error_of_unit_rows(bank: UnitRows) -> float:
+    """Of the products of unit rows in float32."""
+    return float32_error(bank.width) + 2 * SINGLE
 
 
 class _Table:

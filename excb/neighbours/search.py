@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from excb.neighbours import backends, tiling
-from excb.neighbours.low_rows import LowRows
+from excb.neighbours.half_rows import MOST_QUERIES, HalfRows
 from excb.neighbours.precision import GRID, float64_error, rounded_dots, split
 from excb.neighbours.proposals import (
     Proposal,
@@ -42,7 +42,7 @@ class Search:
     k: int
     backend: Literal["faiss", "torch"]
     exclude_self: bool
-    low: LowRows | None = None  # the bank's rows once more, for a few queries
+    halves: HalfRows | None = None  # the bank's rows once more, for a few queries
 
     @property
     def round(self) -> int:
@@ -78,9 +78,14 @@ class Search:
         """Functions that propose candidates, the fastest first; none where the candidates would be most of the bank."""
         if tiling.table_width(len(self.bank), self._wanted) >= len(self.bank):
             return []
+        if self.halves is None or queries > MOST_QUERIES:
+            return self._from_the_bank(queries)
+        return [functools.partial(self.halves.propose, self._wanted), *self._from_the_bank(queries)]
+
+    def _from_the_bank(self, queries: int) -> list[Callable[[Tensor], Proposal]]:
+        """Functions that read the bank's own rows."""
         if self.bank.plain and tiling.few_at_once(len(self.bank), queries):
-            from_all = functools.partial(propose_from_all, self.bank, self._wanted)
-            return [functools.partial(self.low.propose, self._wanted), from_all] if self.low else [from_all]
+            return [functools.partial(propose_from_all, self.bank, self._wanted)]
         if self.backend == "faiss":
             return [functools.partial(propose_with_faiss, self.bank, self._wanted)]
         with_torch = functools.partial(propose_with_torch, self.bank, self._wanted)
