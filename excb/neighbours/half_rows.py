@@ -13,6 +13,7 @@ from excb.neighbours.proposals import Proposal, best_proposal
 from excb.neighbours.unit_rows import UnitRows
 
 MOST_QUERIES = 4  # FAISS scans the rows once for each query; more are faster as one product of matrices
+CENTRED = 8192  # rows whose mean is the centre
 SLACK = 256  # candidates beyond those wanted, for rows that are too near to each other for float16
 
 
@@ -32,7 +33,7 @@ class HalfRows:
     def __init__(self, bank: UnitRows) -> None:
         faiss = import_faiss()
         self._index = faiss.IndexScalarQuantizer(bank.width, faiss.ScalarQuantizer.QT_fp16, faiss.METRIC_INNER_PRODUCT)
-        drawn = torch.linspace(0, len(bank) - 1, min(tiling.SAMPLE, len(bank)), dtype=torch.float64).long()
+        drawn = torch.linspace(0, len(bank) - 1, min(CENTRED, len(bank)), dtype=torch.float64).long()
         centre = bank.pick(drawn).float().mean(0)
         length, lost = 0.0, 0.0
         for tile in tiling.spans(len(bank), bank.width, tiling.BUDGET, centre.device):

@@ -50,7 +50,8 @@ def propose_with_torch(bank: UnitRows, wanted: int, queries: Tensor, *, kind: to
     centre = Centre(sample, kind)
     centred = centre.queries(queries)
     low, in_sample = centred.low, centre.rows(sample).low
-    floors = torch.cat([of_rank(some @ in_sample.T, order) for some in low.split(tiling.BLOCK)])
+    together = min(tiling.BLOCK, max(1, 2 * tiling.BUDGET // len(in_sample)))
+    floors = torch.cat([of_rank(some @ in_sample.T, order) for some in low.split(together)])
     table = _Table(tiling.table_width(len(bank), wanted, spread), floors)
     length, lost, lost_offset, step = 0.0, 0.0, 0.0, min(tiling.BLOCK, len(queries))
     for tile in tiling.spans(len(bank), max(step, bank.width), tiling.BUDGET, queries.device):

@@ -12,7 +12,8 @@ CANDIDATES = 2**24  # most candidates in the table of a round of queries: 192 Mi
 BLOCK = 512  # queries that meet a tile at once
 BUDGET = 2**21  # most elements of a tile of similarities, and rows x D of a tile of the bank: what caches hold
 CACHED = 2**17  # the same where many elementwise steps follow
-SAMPLE = 8192  # bank rows from which a query's floor is estimated
+SAMPLED = 1 / 16  # share of the bank's rows from which a query's floor is estimated: more cost more than they save
+SAMPLE, MOST_SAMPLED = 2048, 32768  # rows of a sample, at least and at most
 SPREAD = 4  # standard deviations by which a floor is lower than the estimate; doubled for the last attempt
 SLACK = 32  # candidates of FAISS beyond k
 MERGED = 4096  # queries whose neighbours the processes exchange at once
@@ -37,7 +38,7 @@ def sample_size(N: int, wanted: int, spread: int) -> tuple[int, int]:
 
     The rank of 2 k rows in the sample has its square root as standard deviation. `spread` of these are added.
     """
-    count = min(SAMPLE, N)
+    count = min(N, max(SAMPLE, min(int(SAMPLED * N), MOST_SAMPLED)))
     share = 2 * wanted * count / N
     return count, min(count, math.ceil(share + spread * (math.sqrt(share) + 1)))
 
@@ -64,4 +65,4 @@ def working_bytes(N: int, D: int, Q: int, k: int) -> int:
     width = min(N, table_width(N, k))
     together = min(Q, queries_at_once(N, D, k))
     table = together * (width * 12 + D * 16 + k * 16)
-    return table + 8 * max(BUDGET, D) * 12 + 8 * D * min(N, SAMPLE) + few
+    return table + 8 * max(BUDGET, D) * 12 + 8 * D * sample_size(N, k, SPREAD)[0] + few
