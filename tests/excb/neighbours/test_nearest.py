@@ -217,6 +217,7 @@ def test_separated_rows_need_no_second_search(backend: Backend, monkeypatch: pyt
     nearest(bank, random_features(50, 64, seed=1), 20, backend=backend)
     assert full_searches == []
     queries = random_features(50, 64, seed=1)
+    queries *= -(queries @ bank[5]).sign()[:, None]  # far from row 5
     queries[11] = bank[5]
     bank[1000:1400] = bank[5]  # more equal rows than candidates: this query, and only this one, is searched again
     nearest(bank, queries, 20, backend=backend)
