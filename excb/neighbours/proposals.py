@@ -68,7 +68,10 @@ def _sample(bank: UnitRows, wanted: int, spread: int, device: torch.device) -> t
     """Unit rows [n, D] in float32 from all over the bank, and the rank among them that about 2 k of its rows pass."""
     count, order = tiling.sample_size(len(bank), wanted, spread)
     places = (torch.arange(count, dtype=torch.float64) * ((5**0.5 - 1) / 2) % 1 * len(bank)).long()
-    return bank.pick(places.to(device)).float(), order
+    sample = torch.empty(count, bank.width, device=device)
+    for some in tiling.spans(count, bank.width, tiling.BUDGET, device):
+        sample[some] = bank.pick(places[some].to(device))
+    return sample, order
 
 
 def of_rank(values: Tensor, rank: int) -> Tensor:
@@ -90,24 +93,33 @@ def propose_with_faiss(bank: UnitRows, wanted: int, queries: Tensor) -> Proposal
         values, places = backends.faiss_search(bank.approximate(tile), low, min(count, tile.stop - tile.start))
         best, order = torch.cat([best, values], 1).topk(min(count, tile.stop))
         rows = torch.cat([rows, places + tile.start], 1).gather(1, order)
-    return best_proposal(best, rows, _error_of_unit_rows(bank))
+    return best_proposal(best, rows, float32_error(bank.width) + 2 * SINGLE)
 
 
 def propose_from_all(bank: UnitRows, wanted: int, queries: Tensor) -> Proposal:
-    """Propose the `wanted` + SLACK best of all similarities, of a few queries with a `plain` bank.
+    """Propose the `wanted` + SLACK best of all similarities with a `plain` bank, for a few queries at a time.
 
     A product of raw rows has the error of one of unit rows (`float32_error`), and the scale adds two roundings.
     """
     low, count = queries.float(), min(wanted + tiling.SLACK, len(bank))
-    values = low.new_empty(len(low), len(bank))
-    for tile in tiling.spans(len(bank), bank.width, 8 * tiling.BUDGET, queries.device):
-        values[:, tile] = bank.products(low, tile)
+    best, rows = low.new_empty(len(low), count), torch.empty(len(low), count, dtype=torch.int64, device=low.device)
+    for few in tiling.spans(len(low), len(bank), tiling.CANDIDATES, torch.device("cpu")):
+        values = low.new_empty(len(low[few]), len(bank))
+        for tile in tiling.spans(len(bank), bank.width, 8 * tiling.BUDGET, queries.device):
+            values[:, tile] = bank.products(low[few], tile)
+        best[few], rows[few] = _highest(values, count)
+    return best_proposal(best, rows, float32_error(bank.width) + 2 * SINGLE)
+
+
+def _highest(values: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """The highest of each row [n, N], in order, and their places, [n, count] each."""
     if values.device.type != "cpu":
-        return best_proposal(*values.topk(count), _error_of_unit_rows(bank))
+        found = values.topk(count)
+        return found.values, found.indices
     # NumPy selects several times faster than torch.
     places = torch.from_numpy(np.argpartition(values.numpy(), -count, axis=1)[:, -count:].copy())
     best, order = values.gather(1, places).sort(dim=1, descending=True)
-    return best_proposal(best, places.gather(1, order), _error_of_unit_rows(bank))
+    return best, places.gather(1, order)
 
 
 def best_proposal(best: Tensor, rows: Tensor, error: float) -> Proposal:
@@ -115,11 +127,6 @@ def best_proposal(best: Tensor, rows: Tensor, error: float) -> Proposal:
     rows, order = rows.sort()
     floor = torch.nextafter(best[:, -1], torch.full_like(best[:, -1], math.inf))  # equals may be left out
     return Proposal(rows, best.gather(1, order), floor, torch.full_like(floor, error, dtype=torch.float64), 0.0)
-
-
-def _error_of_unit_rows(bank: UnitRows) -> float:
-    """Of the products of unit rows in float32."""
-    return float32_error(bank.width) + 2 * SINGLE
 
 
 class _Table:

@@ -84,15 +84,16 @@ class Search:
 
     def _from_the_bank(self, queries: int) -> list[Callable[[Tensor], Proposal]]:
         """Functions that read the bank's own rows."""
-        if self.bank.plain and tiling.few_at_once(len(self.bank), queries):
-            return [functools.partial(propose_from_all, self.bank, self._wanted)]
+        from_all = [functools.partial(propose_from_all, self.bank, self._wanted)] if self.bank.plain else []
+        if from_all and tiling.few_at_once(len(self.bank), queries):
+            return [*from_all]
         if self.backend == "faiss":
             return [functools.partial(propose_with_faiss, self.bank, self._wanted)]
         with_torch = functools.partial(propose_with_torch, self.bank, self._wanted)
         proposers = [functools.partial(with_torch, kind=torch.float32, spread=2 * tiling.SPREAD)]
         if queries * len(self.bank) >= tiling.WORTH and backends.bfloat16_pays(self.bank.device, self.bank.width):
             proposers.insert(0, functools.partial(with_torch, kind=torch.bfloat16, spread=tiling.SPREAD))
-        return [*proposers]
+        return [*proposers, *from_all]  # chance sets the floors of a few queries too high or too low
 
     def _narrow(self, proposal: Proposal, block: slice) -> tuple[Tensor, Tensor]:
         """Return which queries are decided, and their rows that may be among the k best, [decided, m] and padded by -1.

@@ -13,7 +13,7 @@ BLOCK = 512  # queries that meet a tile at once
 BUDGET = 2**21  # most elements of a tile of similarities, and rows x D of a tile of the bank: what caches hold
 CACHED = 2**17  # the same where many elementwise steps follow
 SAMPLED = 1 / 16  # share of the bank's rows from which a query's floor is estimated: more cost more than they save
-SAMPLE, MOST_SAMPLED = 2048, 32768  # rows of a sample, at least and at most
+SAMPLE, MOST_SAMPLED = 2048, 16384  # rows of a sample, at least and at most
 SPREAD = 4  # standard deviations by which a floor is lower than the estimate; doubled for the last attempt
 SLACK = 32  # candidates of FAISS beyond k
 MERGED = 4096  # queries whose neighbours the processes exchange at once
@@ -61,7 +61,7 @@ def queries_at_once(N: int, D: int, wanted: int) -> int:
 
 def working_bytes(N: int, D: int, Q: int, k: int) -> int:
     """Upper estimate of a search's bytes besides the N rows, their norms, the Q queries and the answer."""
-    few = 4 * N * Q if few_at_once(N, Q) else 0
+    few = 4 * max(N, min(N * Q, CANDIDATES))
     width = min(N, table_width(N, k))
     together = min(Q, queries_at_once(N, D, k))
     table = together * (width * 12 + D * 16 + k * 16)

@@ -203,6 +203,15 @@ def test_differences_below_float32_are_ranked(backend: Backend, cosine: float) -
     assert found.indices[0].tolist() == [0, *(order.argsort()[:49] + 1).tolist()]
 
 
+def test_floors_far_too_low_are_made_up_for_in_float32(monkeypatch: pytest.MonkeyPatch) -> None:
+    bank, queries = random_features(3000, 64), random_features(50, 64, seed=1)
+    found = nearest(bank, queries, 20, backend="torch")
+    monkeypatch.setattr(sizes, "sample_size", lambda *_: (500, 500))  # every row passes, which no table holds
+    monkeypatch.setattr(sizes, "table_width", lambda *_: 100)
+    monkeypatch.setattr(search.Search, "_search_all", lambda *_: pytest.fail("all rows were compared in float64"))
+    assert_same(nearest(bank, queries, 20, backend="torch"), found)
+
+
 @both_backends
 def test_separated_rows_need_no_second_search(backend: Backend, monkeypatch: pytest.MonkeyPatch) -> None:
     full_searches: list[int] = []
