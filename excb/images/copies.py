@@ -14,7 +14,7 @@ from PIL import Image
 from excb.files.foreign import open_file, read_bytes
 from excb.images import depth
 from excb.images.decoding import BrokenImageError, open_smaller
-from excb.images.digests import digests_of, files_of, keep_digests
+from excb.images.digests import digests_of, files_of, keep_digests, status_of
 from excb.images.image_set import CodedImages, read_once
 from excb.images.pixels import EIGHT_BIT, PixelsError, Source
 from excb.images.shards import ShardImages
@@ -53,13 +53,14 @@ def equal_images(sets: Sequence[CodedImages], *, named: bool = False) -> list[li
         names = {place: PurePosixPath(sets[place[0]].paths[place[1]]).name for place in places}
         groups = _parted(groups, names)
     files = dict(zip(places, chain.from_iterable(map(_files, sets)), strict=True))
-    sizes = {place: _size(sets[place[0]], place[1], files[place]) for group in groups for place in group}
+    statuses = {place: status_of(files[place]) for group in groups for place in group}
+    sizes = {place: _size(sets[place[0]], place[1], status) for place, status in statuses.items()}
     groups = _parted(groups, sizes)
     longer = [group for group in groups if (sizes[group[0]] or 0) > HEAD]
     short = [group for group in groups if (sizes[group[0]] or 0) <= HEAD]
-    short = _parted(short, _digests(sets, short, files, HEAD, whole=True))
-    longer = _parted(longer, _digests(sets, longer, files, HEAD))
-    return sorted([*short, *_parted(longer, _digests(sets, longer, files, -1))])
+    short = _parted(short, _digests(sets, short, files, statuses, HEAD, whole=True))
+    longer = _parted(longer, _digests(sets, longer, files, statuses, HEAD))
+    return sorted([*short, *_parted(longer, _digests(sets, longer, files, statuses, -1))])
 
 
 def _parted(groups: Iterable[list[Place]], keys: Mapping[Place, Hashable]) -> list[list[Place]]:
@@ -77,13 +78,13 @@ def _files(images: CodedImages) -> list[Path | str | None]:
     return files_of(images, range(len(images)))
 
 
-def _size(images: CodedImages, index: int, file: Path | str | None) -> int | None:
+def _size(images: CodedImages, index: int, status: os.stat_result | None) -> int | None:
     """An image's size in bytes; None if it is missing or empty."""
     if isinstance(images, ShardImages):
         return int(images.index.sizes[index]) or None
+    if status is not None:
+        return status.st_size or None
     try:
-        if file is not None:
-            return os.stat(file).st_size or None  # noqa: PTH116 - a million times
         source = images.source(index)
         return source.getbuffer().nbytes or None if isinstance(source, io.BytesIO) else None
     except (OSError, ValueError):  # ValueError: a zero byte in the name
@@ -94,6 +95,7 @@ def _digests(
     sets: Sequence[CodedImages],
     groups: Sequence[list[Place]],
     files: Mapping[Place, Path | str | None],
+    statuses: Mapping[Place, os.stat_result | None],
     count: int,
     *,
     whole: bool = False,
@@ -104,6 +106,7 @@ def _digests(
         f"sha256 of {count}",
         [files[place] for place in places],
         lambda turn: _digest(sets[places[turn][0]], places[turn][1], count, whole=whole),
+        statuses=[statuses[place] for place in places],
     )
     return dict(zip(places, digests, strict=True))
 
@@ -145,7 +148,7 @@ def comparable(sets: Sequence[CodedImages]) -> bool:
     if sum(map(len, sets)) > MOST_NEAR:
         return False
     stored = ((images, index, file) for images in sets for index, file in enumerate(_files(images)))
-    return sum(_size(*image) or 0 for image in stored) <= MOST_BYTES
+    return sum(_size(images, index, status_of(file)) or 0 for images, index, file in stored) <= MOST_BYTES
 
 
 def near_copies(train: CodedImages, test: CodedImages) -> list[tuple[int, int]]:

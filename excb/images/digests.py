@@ -30,7 +30,14 @@ Reader = Callable[[int], bytes | None]
 Each = Callable[[Callable[[int], Any], Sequence[int]], Iterable[Any]]
 
 
-def digests_of(kind: str, files: Sequence[Path | str | None], read: Reader, *, each: Each = map) -> list[bytes | None]:
+def digests_of(
+    kind: str,
+    files: Sequence[Path | str | None],
+    read: Reader,
+    *,
+    each: Each = map,
+    statuses: Sequence[os.stat_result | None] | None = None,
+) -> list[bytes | None]:
     """A digest of each file: from the table where the file has not changed, else read and kept.
 
     Args:
@@ -38,8 +45,9 @@ def digests_of(kind: str, files: Sequence[Path | str | None], read: Reader, *, e
         files: None is not a file, and read each time.
         read: the digest of the file of this number; None if it has none, which is not kept.
         each: calls `read` for some numbers, in their order.
+        statuses: of the files, as `status_of` has just returned them; by default it is called here.
     """
-    return [found for (found,) in _digests([kind], files, lambda number: [read(number)], each)]
+    return [found for (found,) in _digests([kind], files, lambda number: [read(number)], each, statuses=statuses)]
 
 
 def keep_digests(
@@ -62,10 +70,11 @@ def _digests(
     each: Each,
     *,
     unsettled: bool = True,
+    statuses: Sequence[os.stat_result | None] | None = None,
 ) -> list[Sequence[bytes | None]]:
     """The digests of each file, one of each kind; with `unsettled`, of those as well that cannot be kept."""
     before = time.time() - UNSETTLED
-    stamps = [None if file is None else settled_stamp(file, settled_before=before) for file in files]
+    stamps = [_settled_stamp(status, before) for status in statuses or map(status_of, files)]
     known = [_recall(kind, {stamp for stamp in stamps if stamp}) for kind in kinds]
     found: list[Sequence[bytes | None]] = [[kept.get(stamp) if stamp else None for kept in known] for stamp in stamps]
     missing = [number for number, digests in enumerate(found) if None in digests and (stamps[number] or unsettled)]
@@ -113,25 +122,28 @@ def files_of(images: Any, numbers: Sequence[int]) -> list[Path | str | None]:
     return [file(number) for number in numbers]
 
 
-def settled_stamp(file: Path | str, *, settled_before: float) -> str | None:
+def status_of(file: Path | str | None) -> os.stat_result | None:
+    """A file's size, times and inode; None if it is missing."""
+    try:
+        return None if file is None else os.stat(file)  # noqa: PTH116 - a million times
+    except (OSError, ValueError):  # ValueError: a zero byte in the name
+        return None
+
+
+def _settled_stamp(status: os.stat_result | None, settled_before: float) -> str | None:
     """A text that changes when the file does: inode, size, times of change and device; its path may change.
 
     None if the file is missing, empty, or was changed so lately that it could change again within the resolution of
     its times (Git calls such files racy).
     """
-    try:
-        status = os.stat(file)  # noqa: PTH116 - a million times
-    except (OSError, ValueError):  # ValueError: a zero byte in the name
-        return None
-    if not status.st_size or max(status.st_mtime, status.st_ctime) >= settled_before:
+    if status is None or not status.st_size or max(status.st_mtime, status.st_ctime) >= settled_before:
         return None
     # The inode comes first: files of one folder are beside each other in the table.
     return f"{status.st_ino:x} {status.st_size:x} {status.st_mtime_ns:x} {status.st_ctime_ns:x} {status.st_dev:x}"
 
 
-def _changed(file: Path | str | None, stamp: str | None) -> bool:
-    assert file is not None
-    return settled_stamp(file, settled_before=time.time()) != stamp
+def _changed(file: Path | str | None, stamp: str) -> bool:
+    return _settled_stamp(status_of(file), time.time()) != stamp
 
 
 def table_file() -> Path:
