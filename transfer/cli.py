@@ -4,7 +4,7 @@ import sys
 from collections.abc import Callable, Sequence
 from importlib import import_module
 
-from excb.cli import Command, Parser, command_parser, complete, keep_freed_memory
+from excb.cli import Command, Parser, collect_seldom, command_parser, complete, keep_freed_memory
 from excb.distributed.launcher import ending_with_launcher
 from excb.errors import run_program
 
@@ -73,6 +73,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run `excb-eval` and return its exit code."""
     if argv is None:  # a program of its own
         keep_freed_memory()
+        collect_seldom()
     return run_program(PROGRAM, lambda: _main(sys.argv[1:] if argv is None else argv))
 
 
