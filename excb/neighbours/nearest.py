@@ -116,9 +116,9 @@ class Index:
             UserError: shapes differ, k is out of range, or a feature is NaN or infinite.
         """
         check_shapes(self._rows, queries, k, exclude_self=False)
-        if self._copied and len(queries) <= MOST_QUERIES:
+        if self._copied and self._halves is None and len(queries) <= MOST_QUERIES:
             self._small_searches += 1
-            if self._small_searches == 2:
+            if self._small_searches >= 2:  # more, where threads search at once
                 self._halves = HalfRows(self._rows)
         search = Search(self._rows, k, self._backend, exclude_self=False, halves=self._halves)
         return _search(search, UnitRows(queries, "query", self._rows.device), 0, progress)
