@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from excb.checkpoint import run_checkpoint
 from excb.console import Reporter, duration, plural
 from excb.errors import UserError
 from excb.hub import loading
@@ -23,7 +24,7 @@ from excb.references.untrained import build_untrained, estimate_batchnorm, evenl
 from ..loop import run_training
 from ..plan.frozen_teachers import frozen_teachers_of
 from ..recipe import Recipe
-from ..run.monitor import Monitor, NetworkFigures
+from ..run.monitor import Monitor, NetworkFigures, in_groups
 from ..run.taught import measure_cost
 from ..verdict import GUESSING, TITLES, guessing
 from .sample import TrialImages
@@ -37,6 +38,7 @@ SHARES = {"distilled": 2.0, "adapted": 3.0, "pretrained": 1.0}  # of the rest, f
 SLOWDOWN = 1.4  # times that a short run takes longer than its steps, until one was timed
 SLOWEST = 4.0  # the most of that: the start of a tiny run says nothing of others
 RUNS = "short-runs"  # their folder
+GROUP = 250  # labelled images that vote for each other: see `groups_and_voters`
 
 
 @dataclass
@@ -81,7 +83,7 @@ class TrialRunner:
             UserError: no image can be read, or a required network cannot be loaded or takes images of other channels.
         """
         self._start = time.monotonic()
-        settings = self.base.change(monitor={"images": len(self.sample.measured)})
+        settings = self.base.change(monitor={"images": len(self.sample.measured), "group": GROUP})
         self._monitor = Monitor(self.sample.measured, settings, device=self.device, workers=self.workers)
         try:
             self._references()
@@ -100,6 +102,7 @@ class TrialRunner:
             self._stopped,
             tuple(self._too_slow),
             dict(self._failed),
+            in_groups(len(self.sample.measured), settings.monitor) if self.sample.labelled else "",
         )
 
     @property
@@ -220,7 +223,8 @@ class TrialRunner:
             return
         taken, seen = time.monotonic() - before, epochs * images
         self._slowdown = min(SLOWEST, max(1.0, taken * fitting.steps_alone / seen))  # so runs that follow are planned
-        trained = loading.load(folder).to(self.device)
+        # Not the best checkpoint: a run that adapts would choose the original itself.
+        trained = loading.load(run_checkpoint.in_run(folder)[0]).to(self.device)
         (reading,) = self._measure(planned.name, {planned.name: trained}, trained.transform).values()
         self._add(
             Trial(

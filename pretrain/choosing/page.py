@@ -57,7 +57,9 @@ def render_choice(experiment: Experiment, recommendation: Recommendation, steps:
 
 def figure_in_words(experiment: Experiment) -> str:
     """The figure and the images in words."""
-    by = "k-NN, each image by its neighbours' labels" if experiment.labelled else "instance retrieval, without labels"
+    by = f"k-NN, each image by its neighbours' labels{experiment.grouped}"
+    if not experiment.labelled:
+        by = "instance retrieval, without labels"
     measured = plural(experiment.measured, "image")
     return f"{by}, on {measured} that no short run saw; these had {experiment.learned:,} others"
 

@@ -97,6 +97,7 @@ class Experiment:
     stopped: int = 0  # exit code of the signal that ended it early
     too_slow: tuple[str, ...] = ()  # networks that were skipped for lack of time
     failed: Mapping[str, str] = field(default_factory=dict)  # short runs that a mistake ended, and which
+    grouped: str = ""  # in which groups labelled images vote for each other, in words
 
     def of(self, *kinds: Kind) -> list[Trial]:
         """The trials of these kinds, the best first."""
