@@ -63,7 +63,12 @@ def _write(arrays: dict[str, np.ndarray], file: Path) -> None:
 
 
 def plan_features(
-    sets: Mapping[str, Extraction], cache: Path | None, *, timed: Extraction | None = None, passes: float = 0.0
+    sets: Mapping[str, Extraction],
+    cache: Path | None,
+    *,
+    timed: Extraction | None = None,
+    passes: float = 0.0,
+    making: Mapping[str, float] | None = None,
 ) -> dict[str, Any]:
     """Estimate what features take, by timing a few images; nothing is cached.
 
@@ -72,6 +77,7 @@ def plan_features(
         cache: folder of cached features; None caches nothing.
         timed: of the images to time; by default of the first set.
         passes: images that pass through the network beside these features.
+        making: seconds that a core takes to make an image from a file that is read, such as a corrupted one, by set.
 
     Returns:
         `width`; `seconds_per_image`, or None if no image is left to pass through the network; `seconds`, the estimate
@@ -83,12 +89,13 @@ def plan_features(
     """
     timed = timed or next(iter(sets.values()))
     planned = {name: _plan_set(extraction, cache) for name, extraction in sets.items()}
-    left = sum(entry["images"] - entry["cached"] for entry in planned.values())
-    pace = _seconds_per_image(timed) if left or passes else None
+    left = {name: entry["images"] - entry["cached"] for name, entry in planned.items()}
+    pace = _seconds_per_image(timed) if any(left.values()) or passes else None
+    made = sum(left[name] * seconds for name, seconds in (making or {}).items()) / max(1, timed.workers)
     return {
         "width": timed.width,
         "seconds_per_image": pace,
-        "seconds": (left + passes) * (pace or 0.0) / world_size(),
+        "seconds": ((sum(left.values()) + passes) * (pace or 0.0) + made) / world_size(),
         "sets": planned,
     }
 
