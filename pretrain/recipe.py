@@ -610,7 +610,8 @@ class Recipe:
         batch = self.optim.batch
         require(
             batch <= images,
-            f"the batch of {batch} is larger than the set of {plural(images, 'image')}: lower optim.batch",
+            f"the batch of {batch} is larger than the set of {plural(images, 'image')}: lower optim.batch, "
+            f"such as optim.batch={2 ** max(1, (images // 4).bit_length())}, or add images: pretraining needs many",
         )
         return images // batch
 

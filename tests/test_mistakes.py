@@ -64,7 +64,10 @@ MISTAKES = [
     ("excb-eval knn --ckpt {run} --data {photos} --out {here}", ("is a folder", "name a file")),
     ("excb-eval compare {notes} {notes}", ("notes.txt", "is not a result")),
     # the wrong machine, size or number
-    ("excb-pretrain rn18_small --data {photos}/train/ant optim.batch=64", ("batch of 64", "lower optim.batch")),
+    (
+        "excb-pretrain rn18_small --data {photos}/train/ant optim.batch=64",
+        ("batch of 64", "lower optim.batch, such as optim.batch="),
+    ),
     ("excb-pretrain rn18_small --data {photos} --gpus -1", ("--gpus takes 0",)),
     ("excb-pretrain rn18_small --data {photos} --slurm partition=gpu", ("--slurm needs time=", "time=24:00:00")),
     ("excb-eval knn --ckpt {run} --data {photos} --device gpu", ("'gpu'", "use cpu, cuda or auto")),

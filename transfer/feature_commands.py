@@ -3,6 +3,7 @@
 import argparse
 import json
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -29,19 +30,24 @@ class FeatureOptions(LabelledOptions):
 
 
 def _features(given: list[Any], shell: Shell, device: "torch.device") -> int:
-    from .features.export import check_features_file, export_features
+    from excb.distributed.collectives import run_on_rank0
+
+    from .features.export import check_features_file, export_features, refuse_other_features
 
     options: FeatureOptions = given[0]
     if shell.out is not None:
         check_features_file(shell.out)
     task = labelled()(options, None, device, shell.reporter)
+    extractions = {name: task.extraction(images, options.kind) for name, images in task.sets.items()}
+    if (out := shell.out) is not None:
+        refuse_results_among(task.sets.values(), out.parent)
+        if not shell.overwrite:
+            run_on_rank0(partial(refuse_other_features, extractions, out))
     if shell.dry_run:
         forecast(task, Work(task.sets, options.kind), shell.reporter, as_json=shell.json)
         return 0
-    if (out := shell.out) is None:
+    if out is None:
         raise UserError.on_all_ranks("name the file with --out FILE.npz")
-    refuse_results_among(task.sets.values(), out.parent)
-    extractions = {name: task.extraction(images, options.kind) for name, images in task.sets.items()}
     file = export_features(extractions, task.cache, out, shell.reporter)
     if shell.json and is_rank0():
         answer = {"file": str(file), "kind": options.kind, "train": len(task.train), "test": len(task.test)}
@@ -109,6 +115,7 @@ FEATURES = shell_command(
     (FeatureOptions,),
     _features,
     metavar="FILE.npz",
+    overwrite=True,
     group="features",
     examples=(
         "features --ckpt runs/a --data photos --out features.npz",

@@ -73,6 +73,7 @@ class Work:
     then: tuple[str, ...] = ()  # further work, a line each
     passes: float = 0.0  # images that pass through the network beside them, which nothing keeps; backward counts as two
     extract: "Callable[[Images], Extraction] | None" = None  # of these features, where they are of no `kind`
+    making: "Mapping[str, float]" = field(default_factory=dict)  # seconds that a core takes to make an image, by set
 
 
 @dataclass(frozen=True)

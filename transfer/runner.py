@@ -166,7 +166,7 @@ def forecast(task: "Task", work: Work, reporter: Reporter, *, as_json: bool) -> 
 
     extract: Callable[..., Any] = work.extract or partial(task.extraction, kind=work.kind)
     sets = {name: extract(images) for name, images in work.features.items()}
-    planned = plan_features(sets, task.cache, timed=extract(task.train), passes=work.passes)
+    planned = plan_features(sets, task.cache, timed=extract(task.train), passes=work.passes, making=work.making)
     if is_rank0():
         if not as_json:
             reporter.answer(f"it can run: about {duration(planned['seconds'])} here, by the time of a few images")

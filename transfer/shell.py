@@ -85,7 +85,7 @@ def shell_command(
         add = parser.add_argument_group("output").add_argument
         add("--out", type=local_path, metavar=metavar, help="write the result here")
         if overwrite:
-            add("--overwrite", action="store_true", help="replace results of other checkpoints or images in --out")
+            add("--overwrite", action="store_true", help="replace what --out has of other checkpoints or images")
         add("--dry-run", action="store_true", help="say what it will take, and do nothing")
         add("--json", action="store_true", help="print the result as JSON instead of a table")
         add("--quiet", action="store_true", help="print neither notes nor progress")
@@ -98,7 +98,7 @@ def shell_command(
     def run_command(args: argparse.Namespace) -> int:
         if args.out is None and default_out is not None:
             args.out = default_out(of_arguments(kinds[0], args))
-        if overwrite and args.overwrite and args.out is None:
+        if overwrite and args.overwrite and args.out is None and getattr(args, "index", None) is None:
             raise UserError.on_all_ranks(f"--overwrite is of results in files: name a place with --out {metavar}")
         return start(args)
 

@@ -10,11 +10,12 @@ from pathlib import Path
 from typing import Any
 
 from excb.errors import RefusedFileError
-from excb.files.foreign import TooLargeError, check_memory, memory_limit, parsing, read_text
+from excb.files.foreign import TooLargeError, check_memory, memory_limit, open_file, parsing, read_text
 
 _FORMULA = ("=", "+", "-", "@", "\t", "\r")  # beginnings of what a spreadsheet takes for a formula
 _BUILT_LINE, _BUILT_CELL = 250, 60  # bytes that a row, and a cell of it, take with what readers make of them
 _MOST_BUILT = 1 + _BUILT_LINE
+_LONGEST_HEAD = 2**16  # bytes of a table's first line
 _TIMES = 10  # this many times `memory_limit` may be built, as of JSON
 
 
@@ -53,6 +54,16 @@ def check_cells(text: str) -> None:
         return
     cells = max(map(text.count, ",;\t"))
     check_memory((len(text) + _BUILT_LINE * text.count("\n") + _BUILT_CELL * cells) / _TIMES)
+
+
+def first_cells(file: Path) -> list[str]:
+    """The cells of a table's first line; empty of a file that is none. Raises OSError if it cannot be read."""
+    with open_file(file) as stream:
+        first = stream.readline(_LONGEST_HEAD).decode("utf-8-sig", "replace")
+    try:
+        return next(iter(read_rows([first])), [])
+    except ValueError:
+        return []
 
 
 def read_rows(lines: Iterable[str], separator: str = ",") -> list[list[str]]:

@@ -15,6 +15,7 @@ from jinja2 import Environment, FunctionLoader, StrictUndefined
 from markupsafe import Markup
 
 from excb.console import duration
+from excb.pages.origin import PageOrigin
 from excb.results.result import interval_text
 
 Figure = tuple[str, str, str | None]
@@ -32,6 +33,7 @@ def render_page(
     figures: Sequence[Figure] = (),
     footer: str = "",
     refresh: int | None = None,
+    origin: PageOrigin | None = None,
     **values: Any,
 ) -> str:
     """A page as HTML.
@@ -47,6 +49,8 @@ def render_page(
         figures: that are seen first: a name, a value, and what stands beside it.
         footer: a sentence.
         refresh: seconds after which a browser loads it again; None of a page that stays as it is.
+        origin: what the page is of, so that a page of something else is not replaced by it; None of a page that is
+            written with a result.
         values: of the template. Text in them is escaped wherever it stands.
     """
     css = "".join(_asset(f"{name}.css") for name in style.split())
@@ -65,6 +69,7 @@ def render_page(
             figures=figures,
             footer=footer,
             refresh=refresh,
+            origin=None if origin is None else origin.to_text(),
             policy=Markup(policy),  # noqa: S704  # these are ours, or of a package
             css=Markup(css),  # noqa: S704
             scripts=[Markup(each) for each in scripts],  # noqa: S704

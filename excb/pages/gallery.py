@@ -12,6 +12,7 @@ from excb.errors import UserError
 from excb.images.decoding import BrokenImageError
 from excb.images.picture import visible_rgb
 from excb.pages.frame import Figure, data_address, render_page
+from excb.pages.origin import PageOrigin
 
 SIDE, QUALITY = 220, 75  # longer side in pixels, for screens of two dots a pixel too; of JPEG
 NARROW = 3  # pictures of a group that leaves room for another one beside it
@@ -108,6 +109,7 @@ def render_gallery(
     figures: Sequence[Figure] = (),
     table: GalleryTable | None = None,
     notes: Sequence[str] = (),
+    origin: PageOrigin | None = None,
 ) -> str:
     """The page as HTML; arguments as `frame.render_page`."""
     return render_page(
@@ -121,4 +123,5 @@ def render_gallery(
         sections=sections,
         table=table,
         notes=notes,
+        origin=origin,
     )

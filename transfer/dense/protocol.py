@@ -18,6 +18,7 @@ from excb.results.result import ResultRecord, interval_text
 
 from ..probes.penalty import fits_of
 from ..protocol import Measurement
+from ..reporting.references import tell_notes
 from .files import DenseFiles, DenseMeasurements
 from .heads import linear, logistic, neighbours
 from .heads.memory import Memory, choose_patches
@@ -245,8 +246,7 @@ def _show(task: DenseTask, result: ResultRecord, reporter: Reporter) -> None:
         [name.removeprefix("dense_").replace("_", " "), f"{value:.2f}", interval_text(result.intervals.get(name))]
         for name, value in result.figures.items()
     ]
-    for note in result.notes:
-        reporter.note(note)
+    tell_notes(result, reporter)
     train, test, grid = task.train.images, task.test.images, task.grid
     title = (
         f"Dense, {len(train):,} train and {plural(len(test), 'test image')}, "

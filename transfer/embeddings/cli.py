@@ -1,7 +1,8 @@
 """`excb-eval embed` and `excb-eval search`: their options, and what they do in each process."""
 
 import json
-from collections.abc import Sequence
+import os
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,6 +20,9 @@ if TYPE_CHECKING:
     from .copies.near_duplicates import NearDuplicates
     from .embeddings import Embeddings
     from .page import SearchFindings
+    from .replacing import Source
+
+    Refuse = Callable[[Source], object]
 
 SHOWN = 20  # groups of near-duplicates that the terminal lists
 
@@ -26,6 +30,7 @@ SHOWN = 20  # groups of near-duplicates that the terminal lists
 def _embed(given: list[Any], shell: Shell, device: "torch.device") -> int:
     from excb.distributed.collectives import run_on_rank0
 
+    from .replacing import refuse_other_vectors
     from .table.files import check_vectors_file
 
     options: EmbedOptions = given[0]
@@ -33,7 +38,12 @@ def _embed(given: list[Any], shell: Shell, device: "torch.device") -> int:
         raise UserError.on_all_ranks("name the file to write with --out FILE.npz, .parquet, .safetensors or .csv")
     if out is not None:
         check_vectors_file(out)
-    embeddings = _indexed(options, shell, device)
+
+    def refuse(source: "Source") -> None:
+        if out is not None:
+            refuse_other_vectors(out, source)
+
+    embeddings = _indexed(options, shell, device, refuse)
     if embeddings is None or out is None:
         return 0
     files = run_on_rank0(lambda: [embeddings.save(out), *_index(options, embeddings)])
@@ -53,13 +63,20 @@ def _embed(given: list[Any], shell: Shell, device: "torch.device") -> int:
 def _search(given: list[Any], shell: Shell, device: "torch.device") -> int:
     from excb.distributed.collectives import all_succeed, run_on_rank0
 
+    from .replacing import refuse_other_search
+
     options: SearchOptions = given[0]
     if not options.query and options.near_duplicates is None and options.index is None and not shell.dry_run:
         raise UserError.on_all_ranks("name what to search for: --query IMAGE, or --near-duplicates")
     if shell.out is not None and shell.out.suffix not in (".html", ".htm"):
         raise UserError.on_all_ranks(f"--out {shell.out}: the page is written to a file that ends in .html")
     all_succeed(options.check)
-    embeddings = _indexed(options, shell, device, options.then)
+
+    def refuse(source: "Source") -> None:
+        if shell.out is not None:
+            refuse_other_search(shell.out, source, duplicates=options.near_duplicates is not None)
+
+    embeddings = _indexed(options, shell, device, refuse, options.then)
     if embeddings is None:
         return 0
     run_on_rank0(lambda: _answer(options, shell, embeddings))
@@ -133,30 +150,44 @@ def _print(findings: "SearchFindings", embeddings: "Embeddings", reporter: Repor
 
 
 def _indexed(
-    options: EmbedOptions, shell: Shell, device: "torch.device", then: Sequence[str] = ()
+    options: EmbedOptions, shell: Shell, device: "torch.device", refuse: "Refuse", then: Sequence[str] = ()
 ) -> "Embeddings | None":
     """`embeddings_of`, where an index can be written if one is asked for."""
     from excb.distributed.collectives import all_succeed
 
     from .exporting import require_faiss
+    from .replacing import refuse_other_index
 
-    if options.index is not None:
-        all_succeed(require_faiss)
-    index = [] if options.index is None else ["an index of the vectors"]
-    return embeddings_of(options, shell, device, [*index, *then])
+    if (file := options.index) is None:
+        return embeddings_of(options, shell, device, refuse, then)
+    all_succeed(require_faiss)
+
+    def refuse_either(source: "Source") -> None:
+        refuse(source)
+        refuse_other_index(file, source)
+
+    return embeddings_of(options, shell, device, refuse_either, ["an index of the vectors", *then])
 
 
 def embeddings_of(
-    options: AnyImagesOptions, shell: Shell, device: "torch.device", then: Sequence[str] = ()
+    options: AnyImagesOptions, shell: Shell, device: "torch.device", refuse: "Refuse", then: Sequence[str] = ()
 ) -> "Embeddings | None":
-    """The embeddings of all images; None after `--dry-run`, which says what comes `then`."""
+    """The embeddings of all images; None after `--dry-run`, which says what comes `then`.
+
+    Before anything is computed, `refuse` raises UserError where a file would be lost, unless --overwrite says it may.
+    """
+    from excb.distributed.collectives import run_on_rank0
     from excb.remote.home import cache_root
 
     from ..features.export import answer_plan, plan_features
     from . import computing
+    from .replacing import Source
 
     reporter = shell.reporter
     task: Task = computing.open_embedding(options, device, reporter)
+    if not shell.overwrite:
+        weights = task.describe_checkpoint()["weights_sha256"]
+        run_on_rank0(lambda: refuse(Source(weights, os.fspath(task.train.root), task.train.paths)))
     cache: Path | None = options.cache or cache_root()
     if options.no_cache:  # rows still go to the disk, beside the result until that is written
         cache = _state(shell.out) if shell.out is not None else None
@@ -191,6 +222,7 @@ EMBED = shell_command(
     (EmbedOptions,),
     _embed,
     metavar="FILE",
+    overwrite=True,
     group="features",
     examples=(
         "embed --ckpt rn50_400ep --data photos --out photos.npz",
@@ -203,6 +235,7 @@ SEARCH = shell_command(
     (SearchOptions,),
     _search,
     metavar="PAGE.html",
+    overwrite=True,
     group="features",
     examples=(
         "search --ckpt rn50_400ep --data photos --query a.jpg --out page.html",

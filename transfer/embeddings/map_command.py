@@ -1,6 +1,7 @@
 """`excb-eval map`: its options, and its work in each process."""
 
 import json
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 
     from ..map.sprites import OpenPicture
     from .embeddings import Embeddings
+    from .replacing import Source
     from .table.vectors import Vectors
 
 
@@ -55,10 +57,12 @@ class MapOptions(AnyImagesOptions):
 
 def _map(given: list[Any], shell: Shell, device: "torch.device") -> int:
     from excb.distributed.collectives import all_succeed, run_on_rank0
+    from excb.pages.origin import refuse_other_page
 
     from ..map.page import require_bokeh
     from ..map.projection import NAMES, require_method
     from .cli import embeddings_of, forget_unfinished
+    from .replacing import Source
 
     options: MapOptions = given[0]
     all_succeed(options.check)
@@ -69,26 +73,38 @@ def _map(given: list[Any], shell: Shell, device: "torch.device") -> int:
     all_succeed(require_bokeh)
     umap = all_succeed(partial(require_method, options.method)) and options.method != "tsne"
     then, file = [f"a layout of these vectors by {NAMES['umap' if umap else 'tsne']}"], options.embeddings
-    made = embeddings_of(options, shell, device, then) if file is None else _loaded(file, options, shell)
+
+    def refuse(source: Source) -> None:
+        if shell.out is not None:
+            refuse_other_page(shell.out, source.page("map"))
+
+    made = (
+        embeddings_of(options, shell, device, refuse, then) if file is None else _loaded(file, options, shell, refuse)
+    )
     if made is not None and (out := shell.out) is not None:
         run_on_rank0(lambda: _write(options, shell, made, out))
         forget_unfinished(options, shell)
     return 0
 
 
-def _loaded(file: Path, options: MapOptions, shell: Shell) -> "Embeddings | None":
+def _loaded(file: Path, options: MapOptions, shell: Shell, refuse: "Callable[[Source], object]") -> "Embeddings | None":
     """The embeddings of a file, with their images where `--data` says; None after `--dry-run`."""
-    from excb.distributed.collectives import all_succeed
+    from excb.distributed.collectives import all_succeed, run_on_rank0
 
     from .embeddings import Embeddings
+    from .replacing import Source
 
     made = all_succeed(lambda: Embeddings.load(file))
+    if options.data is not None:
+        made = replace(made, root=options.data)
+    if not shell.overwrite:
+        run_on_rank0(lambda: refuse(Source.of(made)))
     if shell.dry_run:
         if is_rank0():
             line = f"{plural(len(made), 'vector')} of {file} to lay out"
             shell.reporter.answer(json.dumps({"can_run": True, "then": [line]}, indent=2) if shell.json else line)
         return None
-    return replace(made, root=options.data) if options.data is not None else made
+    return made
 
 
 def _write(options: MapOptions, shell: Shell, made: "Embeddings", out: Path) -> None:
@@ -133,6 +149,7 @@ MAP = shell_command(
     (MapOptions,),
     _map,
     metavar="MAP.html",
+    overwrite=True,
     group="features",
     examples=(
         "map --ckpt rn50_400ep --data photos --out map.html",

@@ -56,6 +56,7 @@ def draw_map(
 
     from ..map.making import files_below, known_columns, make_map
     from .exporting import labels_or_folders
+    from .replacing import Source
 
     prepared = made.model.get("preprocessing") or {}
     pixels = Pixels.from_dict(prepared["pixels"]) if "pixels" in prepared else EIGHT_BIT
@@ -74,5 +75,6 @@ def draw_map(
         pictures_mb=pictures_mb,
         open_picture=open_picture or files_below(made.root, made.paths, pixels),
         notes=notes,
+        origin=Source.of(made).page("map"),
         reporter=reporter,
     )

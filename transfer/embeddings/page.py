@@ -12,6 +12,7 @@ from excb.results.result import folder_name
 
 from .copies.near_duplicates import KEEP, DuplicateGroup, NearDuplicates
 from .embeddings import Embeddings, Match
+from .replacing import Source
 
 MOST_GROUPS, MOST_IN_GROUP = 100, 12  # that the page shows: a few megabytes of pictures
 
@@ -70,6 +71,7 @@ def render_search(
             f"{plural(len(embeddings), 'image')} in {folder_name(embeddings.root)}",
             f"features of {embeddings.model.get('name')}",
         ],
+        origin=Source.of(embeddings).page("search"),
         footer=f"Cosines of {plural(embeddings.rows.width, 'feature')}; weights {weights}; by excb-eval search.",
     )
 

@@ -13,9 +13,13 @@ from excb.console import Reporter, duration, plural
 from excb.distributed.collectives import rank, run_on_rank0, world_size
 from excb.errors import UserError
 from excb.features.extraction import Extraction, features_of
+from excb.files import json_text, npy
 from excb.files.atomic import new_file
+from excb.networks.backbone import weights_hash
 from excb.networks.features import Inputs, in_batches, stream
+from excb.results.replacing import ADVICE
 
+META = "meta"  # the array that says what features are of
 TIMED = 16  # images that are timed for the estimate
 
 
@@ -23,7 +27,8 @@ def export_features(sets: Mapping[str, Extraction], cache: Path | None, file: Pa
     """Write the features of labelled sets to one .npz file; all ranks call this, rank 0 writes.
 
     For each SET the file holds SET_rows [N, D] float32, SET_labels [N] int64 and SET_names [N] (paths below the set's
-    folder), and `classes`, the names of the labels. Reading it needs no pickle.
+    folder), and `classes`, the names of the labels. `meta` is JSON: the network, the SHA-256 of its weights, and the
+    fingerprints of the images. Reading it needs no pickle.
 
     Args:
         sets: by name; the last one has all classes.
@@ -36,6 +41,7 @@ def export_features(sets: Mapping[str, Extraction], cache: Path | None, file: Pa
     """
     check_features_file(file)
     arrays: dict[str, np.ndarray] = {"classes": np.array([*sets.values()][-1].images.classes)}
+    arrays[META] = np.array(json.dumps(_meta(sets)))
     reporter = reporter if rank() == 0 else Reporter(quiet=True)
     for name, extraction in sets.items():
         images = extraction.images
@@ -51,6 +57,39 @@ def export_features(sets: Mapping[str, Extraction], cache: Path | None, file: Pa
     return file
 
 
+def refuse_other_features(sets: Mapping[str, Extraction], file: Path) -> None:
+    """Refuse to replace features of another network or of other images, or another file.
+
+    Raises:
+        UserError: it is one.
+    """
+    if not file.is_file() or not file.stat().st_size:
+        return
+    rows = [f"{name}_rows" for name in sets]
+    try:
+        before = json_text.parse(str(npy.read_npz(file, but=rows)[META]))
+        weights, images = before["weights_sha256"], before["images"]
+    except npy.DAMAGE:
+        raise UserError(
+            f"{file} is there, and `excb-eval features` of this version did not write it: {ADVICE}"
+        ) from None
+    now = _meta(sets)
+    if weights != now["weights_sha256"]:
+        raise UserError(f"{file} has features of other weights, {before.get('name')}: {ADVICE}")
+    if other := [name for name in sets if images.get(name) != now["images"][name]]:
+        raise UserError(f"{file} has features of other images ({other[0]}): {ADVICE}")
+
+
+def _meta(sets: Mapping[str, Extraction]) -> dict[str, Any]:
+    """The network and the images of features: where they differ, features are not replaced unasked."""
+    backbone = next(iter(sets.values())).backbone
+    return {
+        "name": str(backbone.entry.source),
+        "weights_sha256": weights_hash(backbone.network),
+        "images": {name: extraction.images.fingerprint for name, extraction in sets.items()},
+    }
+
+
 def check_features_file(file: Path) -> None:
     """Raise UserError if features cannot be exported to a file of this name."""
     if file.suffix != ".npz" or file.is_dir():
@@ -63,7 +102,12 @@ def _write(arrays: dict[str, np.ndarray], file: Path) -> None:
 
 
 def plan_features(
-    sets: Mapping[str, Extraction], cache: Path | None, *, timed: Extraction | None = None, passes: float = 0.0
+    sets: Mapping[str, Extraction],
+    cache: Path | None,
+    *,
+    timed: Extraction | None = None,
+    passes: float = 0.0,
+    making: Mapping[str, float] | None = None,
 ) -> dict[str, Any]:
     """Estimate what features take, by timing a few images; nothing is cached.
 
@@ -72,6 +116,7 @@ def plan_features(
         cache: folder of cached features; None caches nothing.
         timed: of the images to time; by default of the first set.
         passes: images that pass through the network beside these features.
+        making: seconds that a core takes to make an image from a file that is read, such as a corrupted one, by set.
 
     Returns:
         `width`; `seconds_per_image`, or None if no image is left to pass through the network; `seconds`, the estimate
@@ -83,12 +128,13 @@ def plan_features(
     """
     timed = timed or next(iter(sets.values()))
     planned = {name: _plan_set(extraction, cache) for name, extraction in sets.items()}
-    left = sum(entry["images"] - entry["cached"] for entry in planned.values())
-    pace = _seconds_per_image(timed) if left or passes else None
+    left = {name: entry["images"] - entry["cached"] for name, entry in planned.items()}
+    pace = _seconds_per_image(timed) if any(left.values()) or passes else None
+    made = sum(left[name] * seconds for name, seconds in (making or {}).items()) / max(1, timed.workers)
     return {
         "width": timed.width,
         "seconds_per_image": pace,
-        "seconds": (left + passes) * (pace or 0.0) / world_size(),
+        "seconds": ((sum(left.values()) + passes) * (pace or 0.0) + made) / world_size(),
         "sets": planned,
     }
 

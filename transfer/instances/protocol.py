@@ -19,6 +19,7 @@ from excb.results.result import ResultRecord, interval_text
 
 from ..protocol import Measurement
 from ..reporting.predictions import ImageScores
+from ..reporting.references import tell_notes
 from .files import InstanceFiles
 from .layouts.instance_set import FamilyName, InstanceSet
 from .options import InstanceOptions
@@ -201,8 +202,7 @@ def _show(result: ResultRecord, reporter: Reporter) -> None:
         [name.partition("_")[2].replace("_", " "), f"{value:.2f}", interval_text(result.intervals.get(name))]
         for name, value in result.figures.items()
     ]
-    for note in result.notes:
-        reporter.note(note)
+    tell_notes(result, reporter)
     data = result.data
     title = (
         f"Instances, {plural(data['test']['images'], 'query', 'queries')} in a gallery of "

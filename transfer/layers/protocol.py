@@ -24,7 +24,7 @@ from ..probes.rows import part_rows, shapes_of
 from ..probes.selection import HELD_OUT, has_few_labels, held_out
 from ..protocol import Measurement
 from ..reporting.predictions import Predictions
-from ..reporting.references import NEIGHBOURS
+from ..reporting.references import NEIGHBOURS, tell_notes
 from ..reporting.report import make_result
 from ..task import Task
 from .cells import Cell, blocks_of, cells_of, parts_of
@@ -261,5 +261,4 @@ def _show(result: ResultRecord, reporter: Reporter) -> None:
         for figure, top5 in ((template.format("top1"), f"{result.figures[template.format('top5')]:.2f}"),)
     ]
     reporter.table("On the test images", ["", "top-1 %", "95 % interval", "top-5 %"], rows)
-    for note in result.notes:
-        reporter.note(note)
+    tell_notes(result, reporter)

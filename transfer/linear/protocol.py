@@ -16,7 +16,7 @@ from ..probes.recipes import FEW_LABELS, FOLDS, PROTOCOLS, LinearProtocol
 from ..probes.selection import JudgedGuesses, as_text, held_out
 from ..protocol import Measurement
 from ..reporting.predictions import Predictions
-from ..reporting.references import NEIGHBOURS
+from ..reporting.references import NEIGHBOURS, tell_notes
 from ..reporting.report import ScoredFiles, make_result
 from ..task import Task
 from .logreg import logistic_regression
@@ -137,8 +137,7 @@ def _show(result: ResultRecord, protocol: str, reporter: Reporter) -> None:
     interval = interval_text(result.intervals.get("linear_top1"))
     row = [as_text(settings["chosen"]), f"{figures['linear_top1']:.2f}", interval, f"{figures['linear_top5']:.2f}"]
     reporter.table(f"Linear, protocol {protocol}", ["settings", "top-1 %", "95 % interval", "top-5 %"], [row])
-    for note in result.notes:
-        reporter.note(note)
+    tell_notes(result, reporter)
     if "sweep" not in settings:
         return
     figure = f"{settings['select']}_top1"

@@ -13,6 +13,7 @@ from excb.files.atomic import write_text
 from excb.images.decoding import open_smaller
 from excb.images.picture import visible_rgb
 from excb.images.pixels import EIGHT_BIT, Pixels
+from excb.pages.origin import PageOrigin
 from excb.results.result import folder_name
 
 from .columns import LABEL, Column, Values, column_of, read_columns
@@ -58,6 +59,7 @@ def make_map(
     pictures_mb: float,
     open_picture: OpenPicture | None = None,
     notes: Iterable[str] = (),
+    origin: PageOrigin | None = None,
     reporter: Reporter,
 ) -> MapResult:
     """Lay out images in the plane and write the page.
@@ -75,6 +77,7 @@ def make_map(
         pictures_mb: megabytes of pictures at most.
         open_picture: opens an image by its row; by default its file below `root`.
         notes: for the reader.
+        origin: as `excb.pages.frame.render_page` takes it.
         reporter: prints notes and progress.
 
     Raises:
@@ -105,6 +108,7 @@ def make_map(
         subtitles=[f"{plural(len(paths), 'image')} in {folder_name(root)}", f"features of {network}"],
         colour_by=colour_by,
         notes=reported,
+        origin=origin,
     )
     write_text(page, file)
     return MapResult(file, projection, tuple(column.name for column in columns), tuple(reported))

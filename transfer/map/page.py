@@ -12,6 +12,7 @@ from markupsafe import Markup
 from excb.console import plural
 from excb.errors import UserError
 from excb.pages.frame import render_page
+from excb.pages.origin import PageOrigin
 
 from .columns import Column
 from .projection import Projection
@@ -38,6 +39,7 @@ def render_map(
     subtitles: Sequence[str] = (),
     colour_by: str | None = None,
     notes: Sequence[str] = (),
+    origin: PageOrigin | None = None,
 ) -> str:
     """The page. Paths and values are data in it, never markup or script, whatever they contain.
 
@@ -50,6 +52,7 @@ def render_map(
         subtitles: below it.
         colour_by: the column that colours the points at first; by default the first one.
         notes: for the reader, such as what was left out.
+        origin: as `frame.render_page` takes it.
 
     Raises:
         UserError: Bokeh is not installed, or there is no such column.
@@ -81,6 +84,7 @@ def render_map(
             "not distances between groups, their sizes, or directions."
         ),
         notes=notes,
+        origin=origin,
         sheets=[Markup(sheet) for sheet in sprites.sheets],  # noqa: S704  # base64
         data=Markup(_as_json(data)),  # noqa: S704
     )

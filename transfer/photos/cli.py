@@ -28,11 +28,18 @@ def _add(parser: Parser) -> None:
         metavar="DIR",
         help=f"folder for the page and the tables (default: {OUT})",
     )
+    add(
+        "--overwrite",
+        action="store_true",
+        help="replace what --out has of other photographs, and a table that was changed since",
+    )
     add("--json", action="store_true", help="print what photos.json has, instead of tables")
     add("--quiet", action="store_true", help="print neither notes nor progress")
 
 
 def _run(args: argparse.Namespace) -> int:
+    from excb.files.foreign import read_text
+
     from .photos import Photos, require_share
     from .report import answer, check_out, write_findings
 
@@ -50,12 +57,12 @@ def _run(args: argparse.Namespace) -> int:
         seed=options.seed,
         quiet=args.quiet,
     )
-    check_out(photos.images, args.out)
+    check_out(photos.images, args.out, labels=options.labels, overwrite=args.overwrite)
     findings = photos.findings(sure=options.sure, count=options.next)
     written = write_findings(findings, args.out, reporter)
     reporter.note(f"wrote {', '.join(map(str, written))}")
     if args.json:
-        reporter.answer(json.dumps(findings.to_dict(), indent=2))
+        reporter.answer(json.dumps(json.loads(read_text(written[-1])), indent=2))
     else:
         answer(findings, reporter)
     return 0

@@ -7,6 +7,7 @@ from pathlib import Path
 from excb.console import plural
 from excb.pages.frame import Figure, render_page
 from excb.pages.gallery import GallerySection, Picture, PictureGroup
+from excb.pages.origin import PageOrigin
 from excb.results.result import folder_name
 
 from .findings import Findings
@@ -26,8 +27,10 @@ def pictures_of(findings: Findings) -> int:
     )
 
 
-def render_photos(findings: Findings, *, progress: Callable[[int], None] = lambda _done: None) -> str:
-    """The page as HTML; `progress` is called after every picture."""
+def render_photos(
+    findings: Findings, *, origin: PageOrigin | None = None, progress: Callable[[int], None] = lambda _done: None
+) -> str:
+    """The page as HTML, of an origin; `progress` is called after every picture."""
     images = findings.images
     number = {path: index for index, path in enumerate(images.paths)}
 
@@ -62,6 +65,7 @@ def render_photos(findings: Findings, *, progress: Callable[[int], None] = lambd
         table=None,
         sections=_sections(findings, show),
         notes=[],
+        origin=origin,
     )
 
 

@@ -102,7 +102,7 @@ class Photos:
         self._device, self._cache = device, None if cache is None else Path(path_text(cache, "cache is a folder"))
         self._reporter = Reporter(quiet=quiet or not is_rank0(), brief=True)  # it reads many sets from the cache
         self._embeddings, self._tasks = dict[str, "Embeddings"](), dict[str, "Task"]()
-        self._range = range
+        self._range, self._table = range, None if labels is None else Path(labels)
         self._scanned = found
         self._scanned.ledger.tell(self._reporter)
         if labels is None and found.classes is not None:
@@ -403,14 +403,21 @@ class Photos:
             why,
         )
 
-    def report(self, out: str | Path, *, sure: float = SURE, count: int = 20) -> Path:
+    def report(self, out: str | Path, *, sure: float = SURE, count: int = 20, overwrite: bool = False) -> Path:
         """Write a page, photos.html, and tables of everything below a folder; the page's path.
 
+        Args:
+            out: the folder.
+            sure: as `findings` takes it.
+            count: likewise.
+            overwrite: replace what the folder has of other photographs, and a table that was changed since.
+
         Raises:
-            UserError: as `findings`, or the folder is among the images or cannot be written.
+            UserError: as `findings`, or the folder is among the images or cannot be written, or something would be
+                lost.
         """
         folder = Path(path_text(out, "out is a folder"))
-        check_out(self.images, folder)
+        check_out(self.images, folder, labels=self._table, overwrite=overwrite)
         page, *_ = write_findings(self.findings(sure=sure, count=count), folder, self._reporter)
         return page
 

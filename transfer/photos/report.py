@@ -1,22 +1,28 @@
 """The findings in a folder of photographs, printed, and written as a page and tables."""
 
+import hashlib
 from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
 
 from excb.console import Reporter, plural
-from excb.errors import require
+from excb.errors import UserError, require
 from excb.files import json_text
 from excb.files.atomic import check_writable_folder, write_text
-from excb.files.csv_text import path_cell, plain_table, text_cell
+from excb.files.csv_text import first_cells, path_cell, plain_table, text_cell
+from excb.files.foreign import open_file, read_bytes
+from excb.files.npy import DAMAGE
 from excb.images.image_set import Images
 from excb.images.scanning import refuse_among
+from excb.pages.origin import PageOrigin, refuse_other_page
 
 from .findings import Findings
 from .page import pictures_of, render_photos
 from .prediction import Guess
 
 PAGE, TABLE, JSON = "photos.html", "photos.csv", "photos.json"
+DIGEST = "table_sha256"  # in the JSON
+ADVICE = "name another folder with --out, or replace it with --overwrite"
 LISTED, GROUPS, NEXT = 20, 3, 4  # on a terminal: rows of each table, groups of copies, images to label next
 COLUMNS = (
     "path",
@@ -32,20 +38,65 @@ COLUMNS = (
 )
 
 
-def check_out(images: Images, out: Path) -> None:
-    """Refuse a folder for the report before anything is computed. Raises UserError."""
+def check_out(images: Images, out: Path, *, labels: Path | None = None, overwrite: bool = False) -> None:
+    """Refuse a folder for the report before anything is computed.
+
+    Args:
+        images: that the report is on.
+        out: the folder.
+        labels: the table that their labels are read from, which may be the report's own with labels filled in.
+        overwrite: what is there may be replaced: a report on other images, other files, and a table that was changed.
+
+    Raises:
+        UserError: it cannot be written, or something would be lost.
+    """
     refuse_among(images, out)
     require(not out.exists() or out.is_dir(), f"--out {out} is a file: name a folder")
     check_writable_folder(out)
+    if not overwrite:
+        _refuse_lost(images, out, labels)
+
+
+def _refuse_lost(images: Images, out: Path, labels: Path | None) -> None:
+    refuse_other_page(out / PAGE, _origin(images), advice=ADVICE)
+    table, record = out / TABLE, out / JSON
+    written = None
+    if record.is_file() and record.stat().st_size:
+        try:
+            facts = json_text.parse(read_bytes(record))
+            folder, written = facts["folder"], facts.get(DIGEST)
+        except DAMAGE:
+            raise UserError(f"{record} is there, and `excb-eval photos` did not write it: {ADVICE}") from None
+        if folder != str(images.root):
+            raise UserError(f"{record} is on other images, of {folder}: {ADVICE}")
+    if not table.is_file() or not table.stat().st_size:
+        return
+    with open_file(table) as stream:
+        digest = hashlib.file_digest(stream, "sha256").hexdigest()
+    if first_cells(table) != [*COLUMNS]:
+        raise UserError(f"{table} is there, and `excb-eval photos` did not write it: {ADVICE}")
+    if written not in (None, digest) and not (labels is not None and labels.exists() and labels.samefile(table)):
+        raise UserError(f"{table} was changed since it was written: name it with --labels, {ADVICE}")
+
+
+def _origin(images: Images) -> PageOrigin:
+    return PageOrigin.of("photos", str(images.root))
 
 
 def write_findings(findings: Findings, out: Path, reporter: Reporter) -> list[Path]:
-    """Write the page, the table and the JSON; their paths. Raises UserError if one cannot be written."""
+    """Write the page, the table and the JSON; their paths. Raises UserError if one cannot be written.
+
+    The JSON has the digest of the table, by which a changed table is known. It is removed first, and written
+    last: after a crash in between, the new table must not be taken for a changed one.
+    """
     with reporter.progress("pictures of the page", pictures_of(findings)) as bar:
-        page = render_photos(findings, progress=bar.advance)
+        page = render_photos(findings, origin=_origin(findings.images), progress=bar.advance)
+    table = _table(findings)
+    (out / JSON).unlink(missing_ok=True)
     write_text(page, out / PAGE)
-    write_text(_table(findings), out / TABLE)
-    json_text.write_json(findings.to_dict(), out / JSON)
+    write_text(table, out / TABLE)
+    digest = hashlib.sha256(table.encode("utf-8", "surrogateescape")).hexdigest()
+    json_text.write_json(findings.to_dict() | {DIGEST: digest}, out / JSON)
     return [out / PAGE, out / TABLE, out / JSON]
 
 

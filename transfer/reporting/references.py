@@ -117,17 +117,33 @@ def _named(figures: Sequence[str], ours: Mapping[str, float], theirs: Mapping[st
 
 
 def below(result: ResultRecord) -> list[str]:
-    """A sentence for each top-1 accuracy below that of always guessing."""
+    """A sentence for each top-1 accuracy below that of always guessing.
+
+    It says that nothing was learned where all are below: those of clean images may be above, of corrupted ones not.
+    """
+    guesses = {name: guess for name, guess in result.references.get(MAJORITY, {}).items() if "top1" in name}
+    low = [name for name, guess in guesses.items() if result.figures.get(name, guess) < guess]
     sentences = []
-    for figure, guess in result.references.get(MAJORITY, {}).items():
-        if "top1" in figure and (value := result.figures.get(figure, guess)) < guess:
-            votes = result.references.get(NEIGHBOURS, {}).get(figure, guess)
-            failed = "nothing was learned" if votes <= guess else "the head learned nothing"
-            sentences.append(
-                f"{figure} of {value:.2f} % is below the {guess:.2f} % of always guessing the most frequent class: "
-                f"{failed}"
-            )
+    for figure in low:
+        guess, votes = guesses[figure], result.references.get(NEIGHBOURS, {}).get(figure, 0.0)
+        failed = "the head learned nothing" if votes > guess else "nothing was learned"
+        sentences.append(
+            f"{figure} of {result.figures[figure]:.2f} % is below the {guess:.2f} % of always guessing the most "
+            f"frequent class{f': {failed}' if low == [*guesses] else ''}"
+        )
     return sentences
+
+
+def tell_notes(result: ResultRecord, reporter: Reporter) -> None:
+    """Print a result's notes, less those that `print_references` warns of."""
+    warned = set(_warnings(result))
+    for note in result.notes:
+        if note not in warned:
+            reporter.note(note)
+
+
+def _warnings(result: ResultRecord) -> list[str]:
+    return [*below(result), *(note for note in result.notes if note.startswith(_BESIDE))]
 
 
 def title_of(name: str) -> str:
@@ -158,5 +174,5 @@ def print_references(result: ResultRecord, reporter: Reporter) -> None:
         titles = titles_of([result])
         header = ["figure", "measured", *titles.values()]
         reporter.table("References, %", header, rows(result, main[:_MOST], titles))
-    for sentence in [*below(result), *(note for note in result.notes if note.startswith(_BESIDE))]:
+    for sentence in _warnings(result):
         reporter.warn(sentence)

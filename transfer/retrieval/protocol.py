@@ -14,6 +14,7 @@ from excb.results.result import ResultRecord, interval_text
 
 from ..protocol import Measurement
 from ..reporting.predictions import ImageScores
+from ..reporting.references import tell_notes
 from ..reporting.report import ScoredFiles, make_result
 from ..task import Task
 from .effects import GalleryEffects, Terms, precision_terms, r_precision_terms, recall_terms, score_of
@@ -105,8 +106,7 @@ def _show(result: ResultRecord, queries: int, gallery: int, reporter: Reporter) 
         [name.removeprefix("retrieval_").replace("_", " "), f"{value:.2f}", interval_text(result.intervals.get(name))]
         for name, value in result.figures.items()
     ]
-    for note in result.notes:
-        reporter.note(note)
+    tell_notes(result, reporter)
     reporter.table(
         f"Retrieval, {plural(queries, 'query', 'queries')} in a gallery of {plural(gallery, 'image')}",
         ["figure", "%", "95 % interval"],

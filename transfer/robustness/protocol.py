@@ -16,7 +16,7 @@ from excb.distributed.collectives import run_on_rank0
 from excb.errors import UserError, require
 from excb.inference import accuracy
 from excb.inference.basis import JACKKNIFE, WILSON
-from excb.references.guessing import MAJORITY, majority
+from excb.references.guessing import MAJORITY
 from excb.references.untrained import NETWORK
 from excb.results.pictures import SEVERITY
 from excb.results.result import ResultRecord
@@ -27,7 +27,7 @@ from ..probes.penalty import fits_of
 from ..probes.recipes import FOLDS
 from ..protocol import Measurement
 from ..reporting.predictions import ImageScores
-from ..reporting.references import NEIGHBOURS, below
+from ..reporting.references import NEIGHBOURS, below, tell_notes
 from ..reporting.report import ScoredFiles, make_result
 from ..task import Task
 from .chart import curves_of, draw_robustness
@@ -147,7 +147,7 @@ def measure(task: Task, options: RobustnessOptions, reporter: Reporter) -> Measu
         notes=[*ready.task.unknown_notes(), *notes],
     )
     result = _with_other_sets(_with_means(result, measured), ready, measured, reporter)
-    result = _beside_references(result, ready, measured.same, measured.clean.hits)
+    result = _beside_references(result, ready, measured)
     ledger = sum((other.ledger.of(other.name) for other in ready.others), result.ledger)
     result = replace(result, seconds=round(time.monotonic() - start, 1), ledger=ledger)
     return Measurement(result, scored, partial(_show, ready, result), ScoredFiles(scored))
@@ -249,10 +249,9 @@ def _with_other_sets(
         rows, _ = ready.task.features(other.images, other.name, reporter)
         named = other.candidates if ready.options.candidates == "common" else None
         answers = {"": Answers.of(measured.head.logits(rows), other.targets, named)}
-        beside = (ready.right & other.candidates).any(1)
+        beside = ready.beside(other)
         if beside.any():
-            right = ready.right[beside].float() @ other.same.float() > 0
-            answers["clean_"] = Answers.of(measured.logits[beside], right, named)
+            answers["clean_"] = Answers.of(measured.logits[beside], ready.right_among(other), named)
         else:
             notes.append(f"no clean test image is of a class of {other.name}")
         for prefix, each in answers.items():
@@ -266,21 +265,24 @@ def _with_other_sets(
     return replace(result, figures=figures, intervals=intervals, inference=inference, data=data, notes=notes)
 
 
-def _beside_references(result: ResultRecord, ready: Ready, votes: SameFeatures | None, clean: Tensor) -> ResultRecord:
-    """The result with the accuracy of always naming the most frequent class, which no corruption changes, and of votes.
+def _beside_references(result: ResultRecord, ready: Ready, measured: RobustnessMeasurements) -> ResultRecord:
+    """The result with the accuracy of always naming the most frequent class, and of votes.
 
-    Args:
-        result: of the head.
-        ready: task and options.
-        votes: of k-NN on the clean features, which say whether the head failed.
-        clean: [Q] bool, its hits on the clean images.
+    No corruption changes the first. The votes of k-NN on the clean features say whether the head failed.
     """
-    train, test = ready.task.train.labels, ready.task.test.labels
+    train, clean, votes = ready.task.train.labels, measured.clean.hits, measured.same
     assert train is not None
-    assert test is not None
-    value = round(majority(torch.from_numpy(train), torch.from_numpy(test)), 4)
-    same = [name for name in (CORRUPTED, CLEAN) if name in result.figures]
-    result = replace(result, references={MAJORITY: dict.fromkeys(same, value)})
+    counts = torch.bincount(torch.from_numpy(train), minlength=ready.right.shape[1])
+    value = _guessed(counts, ready.right)
+    guesses = {name: value for name in (CORRUPTED, CLEAN) if name in result.figures}
+    if ready.labels is not None:
+        guesses[LABELS] = _guessed(counts, ready.labels[ready.labels.any(1)])
+    for other in ready.others:
+        named = counts * other.candidates if ready.options.candidates == "common" else counts
+        for prefix, right in {"": other.targets, "clean_": ready.right_among(other)}.items():
+            if len(right):
+                guesses[f"robustness_on_{other.name}_{prefix}top1"] = _guessed(named, right)
+    result = replace(result, references={MAJORITY: guesses})
     failed: list[str] = []
     if votes is not None:
         result = replace(result, references=result.references | {NEIGHBOURS: {CLEAN: votes.percent}})
@@ -288,29 +290,52 @@ def _beside_references(result: ResultRecord, ready: Ready, votes: SameFeatures |
     return replace(result, notes=[*result.notes, *below(result), *failed])
 
 
+def _guessed(counts: Tensor, right: Tensor) -> float:
+    """Accuracy in percent of always naming the most frequent class; of equally frequent ones the mean.
+
+    Args:
+        counts: [C], train images of each class, of which 0 is never named.
+        right: [Q, C] bool, the classes that are right for each image.
+    """
+    return round(100 * float(right[:, counts == counts.max()].double().mean()), 4)
+
+
+def check_reference(ready: Ready) -> None:
+    """Raise UserError where the reference that mCE is relative to cannot be one; nothing is measured."""
+    if ready.options.reference != NETWORK:
+        _reference(ready, Reporter(quiet=True), [])
+
+
 def _reference(ready: Ready, reporter: Reporter, notes: list[str]) -> Reference | None:
     """The reference that mCE is relative to; None where there is none, and a note says why."""
     options, imagenet = ready.options, is_imagenet(ready.task.train.classes or ())
     name = options.reference or ("alexnet" if imagenet else None)
-    if not options.corruption_names or (name == NETWORK and ready.task.is_untrained):  # which is its own reference
+    if not options.corruption_names:
         return None
     if name is None:
         notes.append("no mCE: it needs --reference, errors to compare with")
         return None
     if name == "alexnet":
-        why = _unlike_imagenet_c(ready, imagenet=imagenet)
-        if why is None:
-            return Reference(ALEXNET_NAME, ALEXNET_CLEAN, ALEXNET)
-        require(options.reference is None, f"--reference alexnet: its published errors {why}")
-        notes.append(f"no mCE: AlexNet's published errors {why}")
+        return _alexnet(ready, notes, imagenet=imagenet)
+    if name != NETWORK:
+        return run_on_rank0(lambda: _of_result(Path(name), ready))
+    if ready.task.is_untrained:  # which is its own reference
+        notes.append("no mCE: the network is untrained itself")
         return None
-    if name == NETWORK:
-        reporter.note("reference of mCE: the same network untrained")
-        twin = head_answers(ready.untrained(), reporter)
-        corrupted = {each: 1 - float(twin.hits(each).mean()) for each in twin.corruptions}
-        clean = 1 - float(twin.clean.hits.double().mean())
-        return Reference("the same network untrained", clean, corrupted, _digest(clean, corrupted))
-    return run_on_rank0(lambda: _of_result(Path(name), ready))
+    reporter.note("reference of mCE: the same network untrained")
+    twin = head_answers(ready.untrained(), reporter)
+    corrupted = {each: 1 - float(twin.hits(each).mean()) for each in twin.corruptions}
+    clean = 1 - float(twin.clean.hits.double().mean())
+    return Reference("the same network untrained", clean, corrupted, _digest(clean, corrupted))
+
+
+def _alexnet(ready: Ready, notes: list[str], *, imagenet: bool) -> Reference | None:
+    why = _unlike_imagenet_c(ready, imagenet=imagenet)
+    if why is None:
+        return Reference(ALEXNET_NAME, ALEXNET_CLEAN, ALEXNET)
+    require(ready.options.reference is None, f"--reference alexnet: its published errors {why}")
+    notes.append(f"no mCE: AlexNet's published errors {why}")
+    return None
 
 
 def _unlike_imagenet_c(ready: Ready, *, imagenet: bool) -> str | None:
@@ -356,8 +381,7 @@ def _digest(clean: float, corrupted: Mapping[str, float]) -> str:
 
 def _show(ready: Ready, result: ResultRecord, reporter: Reporter) -> None:
     figures, severities = result.figures, ready.options.ascending_severities
-    for note in result.notes:
-        reporter.note(note)
+    tell_notes(result, reporter)
 
     def row(title: str, figure: str) -> list[str]:
         low, high = result.intervals.get(figure, (None, None))

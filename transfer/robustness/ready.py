@@ -9,7 +9,9 @@ from torch import Tensor
 
 from excb.console import plural
 from excb.errors import require
+from excb.features.extraction import Extraction
 from excb.hub.adopted import OwnTransform
+from excb.images.image_set import Images
 from excb.images.subset import Subset
 from excb.sources.source import Note
 
@@ -91,12 +93,24 @@ class Ready:
         """The task for images that are squares of the network's size already."""
         return replace(self.task, preprocessing=replace(self.task.preprocessing, resize=self.task.preprocessing.crop))
 
+    def extraction(self, images: Images) -> Extraction:
+        """The computation of the features of any of its sets."""
+        return (self.on_squares if isinstance(images, CorruptedImages) else self.task).extraction(images)
+
     @cached_property
     def right(self) -> Tensor:
         """Which class is right for every test image, [Q, C] bool; none where the train set lacks its class."""
         assert self.task.test.labels is not None
         shared, whole = len(self.task.train.classes or ()), len(self.task.test.classes or ())
         return torch.eye(max(whole, shared), shared, dtype=torch.bool)[torch.from_numpy(self.task.test.labels)]
+
+    def beside(self, other: OtherSet) -> Tensor:
+        """Which test images are of the classes of another set, [Q] bool."""
+        return (self.right & other.candidates).any(1)
+
+    def right_among(self, other: OtherSet) -> Tensor:
+        """Which classes are right for each of these images, where that set does not distinguish some, bool."""
+        return self.right[self.beside(other)].float() @ other.same.float() > 0
 
     def untrained(self) -> "Ready":
         """The same with random weights; see `Task.untrained`."""

@@ -44,16 +44,26 @@ def _measure(task: "Task", options: RobustnessOptions, reporter: Reporter) -> Me
 
 
 def _work(task: "Task", options: RobustnessOptions, reporter: Reporter) -> Work:
+    from excb.references.untrained import NETWORK
+
+    from .corruptions import seconds_of
+    from .protocol import check_reference
     from .ready import Ready
 
-    ready = Ready.of(task, options, reporter.note)
+    ready, severities = Ready.of(task, options, reporter.note), options.ascending_severities
+    check_reference(ready)
     sets: dict[str, Images] = {"train": ready.task.train, "test": ready.task.test}
     sets |= ready.corrupted | {other.name: other.images for other in ready.others}
-    cells = len(ready.corrupted) * len(options.ascending_severities)
+    cells, side = len(ready.corrupted) * len(severities), ready.task.preprocessing.crop
     then = [f"one head on the train images, judged on the test images and {plural(cells, 'corruption')} of them"]
-    if ready.corrupted:
-        then.append("corrupting an image takes 1 to 500 milliseconds of a core beside that, zoom_blur longest")
-    return Work(sets, then=tuple(then))
+    making = {name: seconds_of(name, severities, side, stored=options.stored == "jpeg") for name in ready.corrupted}
+    if making:
+        slowest = max(making, key=lambda name: making[name])
+        mean = 1000 * sum(making.values()) / len(making)
+        then.append(f"corrupting an image takes a core {mean:.1f} ms beside that, by {slowest} longest")
+    if options.reference == NETWORK and ready.corrupted:
+        then.append("all of that once more with the same network untrained, the reference of mCE")
+    return Work(sets, then=tuple(then), extract=ready.extraction, making=making)
 
 
 def _kind_of(figure: str) -> FigureKind | None:

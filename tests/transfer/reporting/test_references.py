@@ -24,7 +24,14 @@ from excb.transfer.cli import main
 from excb.transfer.knn.options import KnnOptions
 from excb.transfer.knn.protocol import measure
 from excb.transfer.reporting.predictions import Predictions
-from excb.transfer.reporting.references import Answered, below, nearly_by_chance, print_references, with_references
+from excb.transfer.reporting.references import (
+    Answered,
+    below,
+    nearly_by_chance,
+    print_references,
+    tell_notes,
+    with_references,
+)
 from excb.transfer.task import Task
 from tests.run_files import tiny_recipe, write_run
 from tests.transfer.labelled_images import features_by_loop, knn_by_loop, write_folder
@@ -282,3 +289,20 @@ def test_figures_that_guessing_nearly_reaches_are_doubted() -> None:
         "1 figure that guessing brings above 50 %, such as knn_top5 (100 %): a high figure says little"
     ]
     assert not nearly_by_chance({})
+
+
+def test_corrupted_images_below_guessing_do_not_say_that_nothing_was_learned() -> None:
+    figures = {"majority": {"robustness_corrupted_top1": 15.0, "robustness_clean_top1": 15.0}}
+    found = replace(result({"robustness_corrupted_top1": 10.0, "robustness_clean_top1": 30.0}), references=figures)
+    assert below(found) == [
+        "robustness_corrupted_top1 of 10.00 % is below the 15.00 % of always guessing the most frequent class"
+    ]
+
+
+def test_what_is_warned_of_is_not_noted_as_well(capsys: pytest.CaptureFixture[str]) -> None:
+    poor = replace(result({"linear_top1": 40.0}), references={"majority": {"linear_top1": 41.0}})
+    noted = replace(poor, notes=["a note", *below(poor)])
+    tell_notes(noted, Reporter())
+    assert capsys.readouterr().err == "a note\n"
+    print_references(noted, Reporter())
+    assert capsys.readouterr().err == f"warning: {below(poor)[0]}\n"

@@ -21,7 +21,7 @@ from excb.transfer.compare import compare_results
 from excb.transfer.data.classes import labelled_folder
 from excb.transfer.leaderboard.submission import check_result
 from excb.transfer.protocols import kind_of
-from excb.transfer.robustness import protocol
+from excb.transfer.robustness import corruptions, protocol
 from excb.transfer.robustness.chart import curves_of, draw_robustness
 from excb.transfer.robustness.corruptions import CorruptedImages
 from excb.transfer.robustness.names import SEVERITIES as SEVERITIES_OF_THE_PAPER
@@ -162,6 +162,9 @@ def test_a_set_of_the_same_classes_stands_beside_the_clean_images_of_these(place
         clean = 100 * (guesses == truths[beside]).mean()
         assert result.figures["robustness_on_sketch_clean_top1"] == pytest.approx(clean, abs=1e-3)
         assert result.data["sketch"]["images"] == 8
+        guessed = result.references["majority"]  # all classes have equally many train images
+        for figure in ("robustness_on_sketch_top1", "robustness_on_sketch_clean_top1"):
+            assert guessed[figure] == pytest.approx(100 / len(named), abs=1e-3)
         assert "robustness_corrupted_top1" not in result.figures
 
 
@@ -181,6 +184,7 @@ def test_several_labels(place: Path, tmp_path: Path) -> None:
     measured = measure(task(place), RobustnessOptions(corruptions=NONE, labels=file, l2=(L2,)), QUIET)
     result, scored = measured.result, measured.scored
     assert result.figures["robustness_labels_top1"] == 100  # every class is right
+    assert result.references["majority"]["robustness_labels_top1"] == 100
     assert int((~scored.values["robustness_labels_top1"].isnan()).sum()) == 3
 
 
@@ -276,11 +280,37 @@ def test_corrupted_features_are_kept(
     assert main(words) == 0
     assert capsys.readouterr().out == first
     assert len(recorder.calls) == calls  # nothing was corrupted again
+    assert main([*words, "--dry-run"]) == 0
+    assert "gaussian_noise: 42 images, 42 of them cached" in capsys.readouterr().out
+    del recorder.calls[calls:]  # those that the dry run timed
     assert main([*words, "--corruptions", *NAMES, "fog"]) == 0
     assert {name for name, _ in recorder.calls[calls:]} == {"fog"}
     capsys.readouterr()
     assert main([*words, "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["protocol"] == "robustness"
+
+
+def test_a_dry_run_counts_the_time_of_corrupting(
+    place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(corruptions, "seconds_of", lambda *_args, **_options: 100.0)
+    assert main(command(place, "--dry-run", "--json")) == 0
+    assert 8400 < json.loads(capsys.readouterr().out)["seconds"] < 8700  # 2 corruptions of 42 images each
+    assert corruptions.seconds_of("contrast", (1, 3), 32, stored=True) > 0
+
+
+def test_a_dry_run_refuses_what_is_no_reference(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(command(place, "--dry-run", "--reference", "nothing")) == 2
+    assert "--reference nothing: it is alexnet, untrained, or the file of" in capsys.readouterr().err
+    assert main(command(place, "--dry-run", "--reference", "untrained")) == 0
+    assert "all of that once more with the same network untrained" in capsys.readouterr().out
+
+
+def test_an_untrained_network_is_no_reference_of_its_own_and_the_result_says_so(place: Path) -> None:
+    own = replace(task(place), backbone=excb.load("untrained:conv4"))
+    result = measure(own, replace(OPTIONS, reference="untrained"), QUIET).result
+    assert "no mCE: the network is untrained itself" in result.notes
+    assert "robustness_mce" not in result.figures
 
 
 def test_two_processes_give_the_answer_of_one(place: Path, tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 
 from excb.files.atomic import new_file, read_again
 from excb.files.csv_text import check_table, path_cell, text_cell
+from excb.files.foreign import parsing
 
 from .vectors import Vectors
 
@@ -16,6 +17,22 @@ SUFFIX = ".csv"
 def columns_of(width: int) -> list[str]:
     """Names of the columns of vectors: v0, v1, ..."""
     return [f"v{number}" for number in range(width)]
+
+
+def paths_of(file: Path) -> Iterator[str]:
+    """The cells of the paths in a table of this module.
+
+    Raises:
+        OSError: it cannot be read.
+        ValueError: it is another table.
+    """
+    with parsing(), file.open(newline="", encoding="utf-8", errors="surrogateescape") as stream:
+        rows = csv.reader(stream)
+        head = next(rows, [])
+        numbers = head[2:] if head[1:2] == ["label"] else head[1:]
+        if head[:1] != ["path"] or not numbers or numbers != columns_of(len(numbers)):
+            raise ValueError("other columns")
+        yield from (row[0] for row in rows if row)
 
 
 def write_csv(made: Vectors, file: Path) -> Path:

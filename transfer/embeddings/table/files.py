@@ -99,6 +99,19 @@ def read_vectors(file: Path) -> Vectors:
         raise UserError(f"{file} holds no embeddings of `excb-eval embed` ({reason}): embed the images again") from None
 
 
+def facts_of(file: Path) -> tuple[dict[str, Any], str, list[str]]:
+    """The model, the images' folder and their paths of a file of embeddings, without its vectors.
+
+    Raises:
+        OSError, ValueError and others of `npy.DAMAGE`: it is no such file, or is damaged.
+    """
+    _, paths, meta, _, _ = FORMATS[file.suffix][1](file, texts_only=True)
+    facts = json_text.parse(meta)
+    if facts["format"] != FORMAT:
+        raise ValueError("other contents")
+    return dict(facts["model"]), _root(facts, file), paths
+
+
 def _root(facts: dict[str, Any], file: Path) -> str:
     """The images' folder: as it is stored, or beside the file if both were moved; else the stored text."""
     stored = str(facts["root"])

@@ -1,0 +1,130 @@
+"""Files that `embed`, `search` and `map` may replace: vectors of the same network and images, and pages of them."""
+
+import os
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from excb.console import plural
+from excb.errors import UserError
+from excb.files import json_text
+from excb.files.csv_text import first_cells, path_cell
+from excb.files.foreign import read_bytes
+from excb.files.npy import DAMAGE
+from excb.pages.origin import PageOrigin, refuse_other_page
+from excb.results.replacing import ADVICE
+
+from .copies.near_duplicates import COLUMNS
+from .table import csv_table
+from .table.files import facts_of
+from .table.vectors import Vectors
+
+INDEX_ADVICE = "name another file with --index, or replace it with --overwrite"
+
+
+@dataclass(frozen=True)
+class Source:
+    """The network and the images of vectors.
+
+    Attributes:
+        weights: SHA-256 of the network's.
+        root: of the images.
+        paths: of the images, also of those that cannot be read.
+    """
+
+    weights: str
+    root: str
+    paths: Sequence[str]
+
+    @classmethod
+    def of(cls, made: Vectors) -> "Source":
+        """Of vectors that there are."""
+        return cls(str(made.model.get("weights_sha256", "")), made.root, made.paths)
+
+    @cached_property
+    def place(self) -> str:
+        """The root, as one folder has it under any of its names."""
+        return _place(self.root)
+
+    def page(self, command: str) -> PageOrigin:
+        """The origin of a command's page on them."""
+        return PageOrigin.of(command, self.root, self.weights)
+
+    def refuse_other(self, file: Path, model: Any, root: str | None, paths: Collection[str], advice: str) -> None:
+        """Refuse to replace vectors of another network or of images that are not among these.
+
+        Images may have come: then nothing is lost. Of settings such as the size of images the latest are wanted.
+
+        Args:
+            file: that has them.
+            model: what it says of the network; None where it says nothing.
+            root: of its images; None likewise.
+            paths: of its images.
+            advice: what to do, as the end of a sentence.
+
+        Raises:
+            UserError: they are of something else.
+        """
+        if model is not None and model.get("weights_sha256") != self.weights:
+            raise UserError(f"{file} has vectors of other weights, {model.get('name')}: {advice}")
+        if root is not None and _place(root) != self.place:
+            raise UserError(f"{file} has vectors of other images, of {root}: {advice}")
+        if lost := set(paths).difference(self.paths):
+            some = f"{plural(len(lost), 'image')} that {'is' if len(lost) == 1 else 'are'} not among these"
+            raise UserError(f"{file} has vectors of {some}, such as {min(lost)}: {advice}")
+
+
+def refuse_other_vectors(file: Path, source: Source) -> None:
+    """Refuse to replace a file of embeddings of something else, or another file. A CSV does not say its network.
+
+    Raises:
+        UserError: it is one.
+    """
+    if not _is_there(file):
+        return
+    try:
+        if file.suffix == csv_table.SUFFIX:
+            model, root, paths = None, None, {*csv_table.paths_of(file)}
+            source = Source(source.weights, source.root, [path_cell(path) for path in source.paths])
+        else:
+            model, root, listed = facts_of(file)
+            paths = {*listed}
+    except DAMAGE:
+        raise UserError(f"{file} is there, and `excb-eval embed` did not write it: {ADVICE}") from None
+    source.refuse_other(file, model, root, paths, ADVICE)
+
+
+def refuse_other_index(file: Path, source: Source) -> None:
+    """Refuse to replace an index of something else, or other files with its names. Raises UserError if there is one."""
+    names = file.with_name(f"{file.name}.json")
+    if not _is_there(file) and not _is_there(names):
+        return
+    try:
+        facts = json_text.parse(read_bytes(names))
+        model, root, paths = dict(facts["model"]), str(facts["root"]), [str(path) for path in facts["paths"]]
+    except DAMAGE:
+        there = file if _is_there(file) else names
+        raise UserError(f"{there} is there, and is no index of `excb-eval`: {INDEX_ADVICE}") from None
+    source.refuse_other(file, model, root, paths, INDEX_ADVICE)
+
+
+def refuse_other_search(page: Path, source: Source, *, duplicates: bool) -> None:
+    """Refuse to replace a page of another search, or a table beside it that is none of near-duplicates.
+
+    Raises:
+        UserError: there is one.
+    """
+    refuse_other_page(page, source.page("search"))
+    table = page.with_suffix(".csv")
+    if duplicates and _is_there(table) and first_cells(table) != [*COLUMNS]:
+        raise UserError(f"{table} is there, and is no table of near-duplicates: {ADVICE}")
+
+
+def _is_there(file: Path) -> bool:
+    return file.is_file() and file.stat().st_size > 0
+
+
+def _place(root: str) -> str:
+    return os.path.realpath(root) if Path(root).is_dir() else root
