@@ -1,6 +1,7 @@
 """The findings in a folder of photographs, printed, and written as a page and tables."""
 
 import hashlib
+import os
 from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
@@ -64,10 +65,10 @@ def _refuse_lost(images: Images, out: Path, labels: Path | None) -> None:
     if record.is_file() and record.stat().st_size:
         try:
             facts = json_text.parse(read_bytes(record))
-            folder, written = facts["folder"], facts.get(DIGEST)
+            folder, written = str(facts["folder"]), facts.get(DIGEST)
         except DAMAGE:
             raise UserError(f"{record} is there, and `excb-eval photos` did not write it: {ADVICE}") from None
-        if folder != str(images.root):
+        if os.path.abspath(folder) != os.path.abspath(images.root):  # noqa: PTH100 - links stay links
             raise UserError(f"{record} is on other images, of {folder}: {ADVICE}")
     if not table.is_file() or not table.stat().st_size:
         return
