@@ -22,9 +22,9 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 FEW, MORE = 24, 100  # files of the smaller set, for `choose` some more; the larger one has twice as many
 COMMANDS: dict[str, Callable[[Path, Path], int]] = {
     "knn": lambda data, out: evaluate([*_on("knn", data), "--out", f"{out}.json", "--overwrite"]),
-    "embed": lambda data, out: evaluate([*_on("embed", data), "--out", f"{out}.npz"]),
+    "embed": lambda data, out: evaluate([*_on("embed", data), "--out", f"{out}.npz", "--overwrite"]),
     "search": lambda data, out: evaluate(
-        [*_on("search", data / "train"), "--query", f"{data}/test/a/0.bmp", "--out", f"{out}.html"]
+        [*_on("search", data / "train"), "--query", f"{data}/test/a/0.bmp", "--out", f"{out}.html", "--overwrite"]
     ),
     "linear": lambda data, out: evaluate(
         [*_on("linear", data), "--protocol", "logreg", "--out", f"{out}.json", "--overwrite"]
