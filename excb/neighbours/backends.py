@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from excb.errors import UserError
+from excb.neighbours import tiling
 
 FEW_BYTES = 2**23  # of rows for which measuring, a tenth of a second, costs more than it brings
 MEASURED_BYTES = 2**26  # of the rows that are multiplied to find the quickest way: more than caches hold
@@ -62,13 +63,14 @@ def times(call: Callable[[], object]) -> float:
 
 
 def few_products(rows: Tensor, queries: Tensor) -> Tensor:
-    """The dot products [n, Q] of rows [n, D] with a few queries [Q, D], float32 on a CPU, by the quickest way here.
+    """The dot products [n, Q] of rows [n, D] with queries [Q, D], float32 on a CPU, of a few by the quickest way here.
 
     Few queries wait for memory. NumPy's BLAS reads as fast as memory is on some processors; on AMD's its products with
     a vector take twice as long as torch's with a matrix of two columns, or as FAISS's.
     """
-    way = _with_numpy if rows.nbytes < FEW_BYTES else _quickest_product(rows.shape[1], len(queries))
-    return way(rows, queries)
+    if rows.nbytes < FEW_BYTES or len(queries) > tiling.FEW:
+        return _with_numpy(rows, queries)
+    return _quickest_product(rows.shape[1], len(queries))(rows, queries)
 
 
 @functools.cache

@@ -86,3 +86,9 @@ def test_products_with_few_queries_are_those_of_float64(
 def test_products_of_few_rows_are_not_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(backends, "times", lambda _call: pytest.fail("measured"))
     assert backends.few_products(torch.ones(1000, 16), torch.ones(1, 16)).tolist() == [[16.0]] * 1000
+
+
+def test_products_with_many_queries_are_not_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(backends, "_quickest_product", lambda *_: pytest.fail("it was measured"))
+    rows, queries = torch.randn(70_000, 32), torch.randn(17, 32)
+    torch.testing.assert_close(backends.few_products(rows, queries), rows @ queries.T)
