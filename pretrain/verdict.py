@@ -12,7 +12,7 @@ from excb.references import patches
 from .recipe import MonitorSettings, Recipe
 from .run.gain import SOURCE, TARGET, Adapted, Gain, in_points
 from .run.monitor import groups_and_voters
-from .run.rules import A_CLUSTER, SHORT, clusters_for, too_many_clusters
+from .run.rules import SHORT, clusters_for, in_each, too_many_clusters
 from .run.taught import BATCH, BesideTeacher, NetworkCost, cost_rows
 
 RUN, START, GUESSING, TWIN = "run", "start", "guessing", "untrained"
@@ -384,7 +384,8 @@ def _advice(run: RunFigures, learned: bool | None) -> Iterator[str]:
     recipe, poor = run.recipe, not learned
     if poor and too_many_clusters(recipe, run.images):
         yield (
-            f"fewer clusters: method.clusters={clusters_for(run.images)}, some {A_CLUSTER} images each (now "
+            f"fewer clusters: method.clusters={(fitting := clusters_for(run.images))}, some "
+            f"{in_each(run.images, fitting)} each (now "
             f"{recipe.method.clusters:,}, {run.images / recipe.method.clusters:.2g} images each)"
         )
     if (run.adapted is None or run.adapted.ended is None) and (longer := _longer(run, poor=poor)):

@@ -20,7 +20,7 @@ from .. import overrides
 from ..precision import resolved
 from ..recipe import Recipe
 from ..recipes import WEAK_JITTER
-from ..run.rules import A_CLUSTER, clusters_for, median_side
+from ..run.rules import clusters_for, in_each, median_side
 from .flops import count
 from .memory import step_memory
 from .speed import measure_step
@@ -179,7 +179,8 @@ def _small(number: int, side: int, device: torch.device, reasons: list[str], pix
     reasons.append(f"batch {batch}: at least four steps in an epoch, and 64 to 256 if there are enough images")
     clusters = clusters_for(number)
     reasons.append(
-        f"{plural(clusters, 'cluster')}: about {A_CLUSTER} images in each (with a larger K, clusters stay empty)"
+        f"{plural(clusters, 'cluster')}: about {in_each(number, clusters)} in each (with a larger K, clusters stay "
+        "empty)"
     )
     size = 64 if side >= 96 else max(32, side // 2 // 16 * 16)
     evaluated = min(max(size, side // 8 * 8), size * 5 // 4)

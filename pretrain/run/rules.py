@@ -80,6 +80,11 @@ def clusters_for(images: int) -> int:
     return int(2 ** max(2, round(math.log2(max(1, images) / A_CLUSTER))))
 
 
+def in_each(images: int, clusters: int) -> str:
+    """How many images a cluster holds if all are as large, in words."""
+    return plural(max(1, round(images / clusters)), "image")
+
+
 def too_many_clusters(recipe: Recipe, images: int) -> bool:
     """Whether a recipe has more than twice the clusters that suit the set."""
     return recipe.method.clustering and recipe.method.clusters > 2 * clusters_for(images)
@@ -112,7 +117,7 @@ def _clusters(recipe: Recipe, facts: SetFacts) -> Breach | None:
         "error" if never else "warning",
         f"{plural(clusters, 'cluster')} for {plural(images, 'image')}"
         + (": most can never hold one" if never else f", {images / clusters:.2g} in each"),
-        f"set method.clusters={clusters_for(images)}, about {A_CLUSTER} images each",
+        f"set method.clusters={clusters_for(images)}, about {in_each(images, clusters_for(images))} each",
     )
 
 

@@ -148,7 +148,7 @@ def test_an_alarm_of_a_failed_run_decides_and_all_alarms_are_repeated() -> None:
         "epoch 3: whole batches move",
     )
     fewer, longer, start, more = verdict.advice
-    assert fewer == "fewer clusters: method.clusters=128, some 20 images each (now 8,192, 0.32 images each)"
+    assert fewer == "fewer clusters: method.clusters=128, some 21 images each (now 8,192, 0.32 images each)"
     assert "optim.epochs=37 in another --out (now 2, which are 82 steps" in longer
     assert "excb-pretrain adapt NAME" in start
     assert "2,640 are few" in more

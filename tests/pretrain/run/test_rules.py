@@ -11,7 +11,7 @@ from excb.pretrain.__main__ import main
 from excb.pretrain.overrides import apply, find_recipe
 from excb.pretrain.recipe import Recipe
 from excb.pretrain.recipes import RECIPES, about
-from excb.pretrain.run.rules import RULES, SetFacts, breaches, clusters_for, median_side
+from excb.pretrain.run.rules import RULES, SetFacts, breaches, clusters_for, in_each, median_side
 from excb.pretrain.study.studies import SIMCLR
 from tests.clone import ROOT
 from tests.pretrain.small_runs import write_images
@@ -144,3 +144,11 @@ def test_the_docs_have_every_rule() -> None:
     section = page.partition("## Values that do not suit each other")[2].partition("\n## ")[0]
     rows = [line.split(" | ")[0].removeprefix("| ") for line in section.splitlines() if line.startswith("| ")]
     assert rows[2:] == [rule.name for rule in RULES]
+
+
+@pytest.mark.parametrize(
+    ("images", "said"), [(12, "3 images"), (3, "1 image"), (2640, "21 images"), (50_000, "24 images")]
+)
+def test_images_in_each_cluster_are_those_of_the_clusters_proposed(images: int, said: str) -> None:
+    """The fewest clusters are four, which hold fewer of a small set than twenty images."""
+    assert in_each(images, clusters_for(images)) == said
