@@ -28,6 +28,7 @@ SHARP: dict[str, Any] = {"blur": (0.0, 0.0), "blur_local": 0.0, "solarize": (0.0
 NEAR_COLOURS: dict[str, Any] = SHARP | {"hue": 0.02, "grey": 0.05}
 WEAK_JITTER: dict[str, Any] = {"jitter": 0.4, "hue": 0.02, "grey": 0.05}
 
+VOTING_GROUP = 250  # images that vote for each other where they are of one folder: see `run.monitor.groups_and_voters`
 MEASURED_SHARE = 0.1  # of the images of a run: measuring is a tenth of its passes at most
 
 # For runs of some thousand steps: the teacher follows faster, and projections are kept apart from the first steps on.
@@ -216,7 +217,7 @@ def adapt() -> Recipe:
             "frozen_statistics": True,
             "patience": 4,
         },
-        monitor={"every_epochs": 1, "group": 250},
+        monitor={"every_epochs": 1, "group": VOTING_GROUP},
         efficiency=AUTO_PRECISION,
     )
 

@@ -10,11 +10,16 @@ from pathlib import Path
 
 from excb.errors import UserError
 from excb.files.foreign import open_file
-from excb.results.replacing import ADVICE
+from excb.results.replacing import ADVICE, has_content
 
 NAME = "excb-origin"  # of the element in the page's head
 _ELEMENT = re.compile(rf'<meta name="{NAME}" content="([^"<>]*)">')
 _HEAD = 2**16  # bytes of a page in which the element is
+
+
+def real_root(root: str) -> str:
+    """The root of images, as one folder has it under any of its names; as it is where it is no folder."""
+    return os.path.realpath(root) if Path(root).is_dir() else root
 
 
 @dataclass(frozen=True)
@@ -28,8 +33,8 @@ class PageOrigin:
     @classmethod
     def of(cls, command: str, root: str, weights: str = "") -> "PageOrigin":
         """Of a page on the images in a folder."""
-        place = os.path.abspath(root) if Path(root).is_dir() else root  # noqa: PTH100 - links stay links
-        return cls(command, hashlib.sha256(place.encode("utf-8", "surrogateescape")).hexdigest()[:16], weights)
+        place = real_root(root).encode("utf-8", "surrogateescape")
+        return cls(command, hashlib.sha256(place).hexdigest()[:16], weights)
 
     def to_text(self) -> str:
         """For the page, which escapes it."""
@@ -47,7 +52,7 @@ def refuse_other_page(file: Path, origin: PageOrigin, *, advice: str = ADVICE) -
     Raises:
         UserError: it is a page of another command, other weights or other images, or no page of this version.
     """
-    if not file.is_file() or file.stat().st_size == 0:
+    if not has_content(file):
         return
     with open_file(file) as stream:
         found = _ELEMENT.search(stream.read(_HEAD).decode("utf-8", "replace"))

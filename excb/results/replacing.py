@@ -10,6 +10,11 @@ from excb.results.result import ResultRecord
 ADVICE = "name another file with --out, or replace it with --overwrite"
 
 
+def has_content(file: Path) -> bool:
+    """Whether something would be lost if a file were replaced: there is one, and it is not empty."""
+    return file.is_file() and file.stat().st_size > 0
+
+
 def result_at(file: Path, *, advice: str = ADVICE) -> ResultRecord | None:
     """The result that a new one would replace; None where there is no file, or an empty one.
 
@@ -20,7 +25,7 @@ def result_at(file: Path, *, advice: str = ADVICE) -> ResultRecord | None:
     Raises:
         UserError: the file is not a result.
     """
-    if not file.is_file() or file.stat().st_size == 0:
+    if not has_content(file):
         return None
     try:
         return ResultRecord.read(file)

@@ -24,6 +24,7 @@ from excb.references.untrained import build_untrained, estimate_batchnorm, evenl
 from ..loop import run_training
 from ..plan.frozen_teachers import frozen_teachers_of
 from ..recipe import Recipe
+from ..recipes import VOTING_GROUP
 from ..run.monitor import Monitor, NetworkFigures, in_groups
 from ..run.taught import measure_cost
 from ..verdict import GUESSING, TITLES, guessing
@@ -38,7 +39,6 @@ SHARES = {"distilled": 2.0, "adapted": 3.0, "pretrained": 1.0}  # of the rest, f
 SLOWDOWN = 1.4  # times that a short run takes longer than its steps, until one was timed
 SLOWEST = 4.0  # the most of that: the start of a tiny run says nothing of others
 RUNS = "short-runs"  # their folder
-GROUP = 250  # labelled images that vote for each other: see `groups_and_voters`
 
 
 @dataclass
@@ -83,7 +83,7 @@ class TrialRunner:
             UserError: no image can be read, or a required network cannot be loaded or takes images of other channels.
         """
         self._start = time.monotonic()
-        settings = self.base.change(monitor={"images": len(self.sample.measured), "group": GROUP})
+        settings = self.base.change(monitor={"images": len(self.sample.measured), "group": VOTING_GROUP})
         self._monitor = Monitor(self.sample.measured, settings, device=self.device, workers=self.workers)
         try:
             self._references()

@@ -57,9 +57,8 @@ def render_choice(experiment: Experiment, recommendation: Recommendation, steps:
 
 def figure_in_words(experiment: Experiment) -> str:
     """The figure and the images in words."""
-    by = f"k-NN, each image by its neighbours' labels{experiment.grouped}"
-    if not experiment.labelled:
-        by = "instance retrieval, without labels"
+    votes = f"k-NN, each image by its neighbours' labels{experiment.grouped}"
+    by = votes if experiment.labelled else "instance retrieval, without labels"
     measured = plural(experiment.measured, "image")
     return f"{by}, on {measured} that no short run saw; these had {experiment.learned:,} others"
 

@@ -1,6 +1,5 @@
 """Files that `embed`, `search` and `map` may replace: vectors of the same network and images, and pages of them."""
 
-import os
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -13,8 +12,8 @@ from excb.files import json_text
 from excb.files.csv_text import first_cells, path_cell
 from excb.files.foreign import read_bytes
 from excb.files.npy import DAMAGE
-from excb.pages.origin import PageOrigin, refuse_other_page
-from excb.results.replacing import ADVICE
+from excb.pages.origin import PageOrigin, real_root, refuse_other_page
+from excb.results.replacing import ADVICE, has_content
 
 from .copies.near_duplicates import COLUMNS
 from .table import csv_table
@@ -46,7 +45,7 @@ class Source:
     @cached_property
     def place(self) -> str:
         """The root, as one folder has it under any of its names."""
-        return _place(self.root)
+        return real_root(self.root)
 
     def page(self, command: str) -> PageOrigin:
         """The origin of a command's page on them."""
@@ -69,7 +68,7 @@ class Source:
         """
         if model is not None and model.get("weights_sha256") != self.weights:
             raise UserError(f"{file} has vectors of other weights, {model.get('name')}: {advice}")
-        if root is not None and _place(root) != self.place:
+        if root is not None and real_root(root) != self.place:
             raise UserError(f"{file} has vectors of other images, of {root}: {advice}")
         if lost := set(paths).difference(self.paths):
             some = f"{plural(len(lost), 'image')} that {'is' if len(lost) == 1 else 'are'} not among these"
@@ -82,7 +81,7 @@ def refuse_other_vectors(file: Path, source: Source) -> None:
     Raises:
         UserError: it is one.
     """
-    if not _is_there(file):
+    if not has_content(file):
         return
     try:
         if file.suffix == csv_table.SUFFIX:
@@ -99,13 +98,13 @@ def refuse_other_vectors(file: Path, source: Source) -> None:
 def refuse_other_index(file: Path, source: Source) -> None:
     """Refuse to replace an index of something else, or other files with its names. Raises UserError if there is one."""
     names = file.with_name(f"{file.name}.json")
-    if not _is_there(file) and not _is_there(names):
+    if not has_content(file) and not has_content(names):
         return
     try:
         facts = json_text.parse(read_bytes(names))
         model, root, paths = dict(facts["model"]), str(facts["root"]), [str(path) for path in facts["paths"]]
     except DAMAGE:
-        there = file if _is_there(file) else names
+        there = file if has_content(file) else names
         raise UserError(f"{there} is there, and is no index of `excb-eval`: {INDEX_ADVICE}") from None
     source.refuse_other(file, model, root, paths, INDEX_ADVICE)
 
@@ -118,13 +117,5 @@ def refuse_other_search(page: Path, source: Source, *, duplicates: bool) -> None
     """
     refuse_other_page(page, source.page("search"))
     table = page.with_suffix(".csv")
-    if duplicates and _is_there(table) and first_cells(table) != [*COLUMNS]:
+    if duplicates and has_content(table) and first_cells(table) != [*COLUMNS]:
         raise UserError(f"{table} is there, and is no table of near-duplicates: {ADVICE}")
-
-
-def _is_there(file: Path) -> bool:
-    return file.is_file() and file.stat().st_size > 0
-
-
-def _place(root: str) -> str:
-    return os.path.realpath(root) if Path(root).is_dir() else root

@@ -17,7 +17,7 @@ from excb.files import json_text, npy
 from excb.files.atomic import new_file
 from excb.networks.backbone import weights_hash
 from excb.networks.features import Inputs, in_batches, stream
-from excb.results.replacing import ADVICE
+from excb.results.replacing import ADVICE, has_content
 
 META = "meta"  # the array that says what features are of
 TIMED = 16  # images that are timed for the estimate
@@ -63,7 +63,7 @@ def refuse_other_features(sets: Mapping[str, Extraction], file: Path) -> None:
     Raises:
         UserError: it is one.
     """
-    if not file.is_file() or not file.stat().st_size:
+    if not has_content(file):
         return
     rows = [f"{name}_rows" for name in sets]
     try:

@@ -1,7 +1,6 @@
 """The findings in a folder of photographs, printed, and written as a page and tables."""
 
 import hashlib
-import os
 from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,7 +14,8 @@ from excb.files.foreign import open_file, read_bytes
 from excb.files.npy import DAMAGE
 from excb.images.image_set import Images
 from excb.images.scanning import refuse_among
-from excb.pages.origin import PageOrigin, refuse_other_page
+from excb.pages.origin import PageOrigin, real_root, refuse_other_page
+from excb.results.replacing import has_content
 
 from .findings import Findings
 from .page import pictures_of, render_photos
@@ -62,15 +62,15 @@ def _refuse_lost(images: Images, out: Path, labels: Path | None) -> None:
     refuse_other_page(out / PAGE, _origin(images), advice=ADVICE)
     table, record = out / TABLE, out / JSON
     written = None
-    if record.is_file() and record.stat().st_size:
+    if has_content(record):
         try:
             facts = json_text.parse(read_bytes(record))
             folder, written = str(facts["folder"]), facts.get(DIGEST)
         except DAMAGE:
             raise UserError(f"{record} is there, and `excb-eval photos` did not write it: {ADVICE}") from None
-        if os.path.abspath(folder) != os.path.abspath(images.root):  # noqa: PTH100 - links stay links
+        if real_root(folder) != real_root(str(images.root)):
             raise UserError(f"{record} is on other images, of {folder}: {ADVICE}")
-    if not table.is_file() or not table.stat().st_size:
+    if not has_content(table):
         return
     with open_file(table) as stream:
         digest = hashlib.file_digest(stream, "sha256").hexdigest()
