@@ -3,18 +3,21 @@
 Run: python benchmarks/knn_search.py [--bank 200000] [--queries 4000] [--width 384] [--k 200] [--threads 1] [--turns 2]
      python benchmarks/knn_search.py --memory --bank 1000000
      python benchmarks/knn_search.py --check --bank 20000
+     python benchmarks/knn_search.py --vote --bank 50000 --queries 3000 --width 500 --turns 6
      python benchmarks/knn_search.py --device cuda --bank 1281167 --queries 10000 [--json FILE]
 
 Features are random unit rows in float32. "naive" multiplies 256 queries at a time with the whole bank and keeps the
 best of each row. All ways take turns; processor time and wall time are each way's least, as others may use the machine.
 --memory searches once, with torch, and prints the most memory that the process ever held, its libraries included.
 On a GPU features lie there, neighbours end on the CPU, and only the wall time says something.
+--vote compares whole classifications: our search and vote with FAISS's flat index and a vote as DINO's code has it.
 --check compares all neighbours and votes with scikit-learn's brute force in float64.
 """
 
 import argparse
 import json
 import resource
+import statistics
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -27,10 +30,12 @@ from torch import Tensor
 from excb.distributed.machine import choose_device
 from excb.errors import UserError
 from excb.files.atomic import write_text
-from excb.neighbours.backends import available_backend
+from excb.neighbours.backends import available_backend, import_faiss
 from excb.neighbours.knn import vote
 from excb.neighbours.memory import search_memory
 from excb.neighbours.nearest import Neighbours, nearest
+
+CLASSES, TEMPERATURE = 100, 0.07
 
 
 def unit_rows(rows: int, width: int, seed: int) -> Tensor:
@@ -82,6 +87,41 @@ def compare(bank: Tensor, queries: Tensor, k: int, turns: int) -> dict[str, Any]
     return figures
 
 
+def compare_votes(bank: Tensor, queries: Tensor, k: int, turns: int) -> None:
+    """Print processor seconds of both ways, the least and the most, and how often they predict the same class."""
+    labels = torch.randint(CLASSES, (len(bank),), generator=torch.Generator().manual_seed(2))
+    ways = {"FAISS, flat, and a vote": flat_and_vote, "ours": ours}
+    taken: dict[str, list[float]] = {name: [] for name in ways}
+    for _ in range(turns):
+        predicted = []
+        for name, way in ways.items():
+            start = time.process_time()
+            predicted.append(way(bank, queries, labels, k))
+            taken[name].append(time.process_time() - start)
+    for name, seconds in taken.items():
+        print(f"{name}: {min(seconds):.2f} to {max(seconds):.2f} s, median {statistics.median(seconds):.2f} s")
+    ratios = sorted(other / own for other, own in zip(*taken.values(), strict=True))
+    print(f"FAISS / ours: {ratios[0]:.2f} to {ratios[-1]:.2f}, median {statistics.median(ratios):.2f}")
+    print(f"the same class: {100 * (predicted[0] == predicted[1]).double().mean():.2f} % of {len(queries):,} queries")
+
+
+def flat_and_vote(bank: Tensor, queries: Tensor, labels: Tensor, k: int) -> Tensor:
+    """Predicted classes [Q], from rows of any length."""
+    rows, asked = torch.nn.functional.normalize(bank), torch.nn.functional.normalize(queries)
+    index = import_faiss().IndexFlatIP(bank.shape[1])
+    index.add(rows.numpy())
+    similarities, places = map(torch.from_numpy, index.search(asked.numpy(), k))
+    scores = torch.zeros(len(queries), CLASSES)
+    scores.scatter_add_(1, labels[places], (similarities / TEMPERATURE).exp())
+    return scores.argmax(1)
+
+
+def ours(bank: Tensor, queries: Tensor, labels: Tensor, k: int) -> Tensor:
+    """The same by the package."""
+    votes = vote(nearest(bank, queries, k), labels, ks=[k], temperatures=[TEMPERATURE], classes=CLASSES)
+    return votes[k, TEMPERATURE].top1
+
+
 def memory(bank: Tensor, queries: Tensor, k: int) -> None:
     """Print the memory that was planned and the most that was held."""
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
@@ -95,18 +135,17 @@ def check(bank: Tensor, queries: Tensor, k: int) -> None:
     """Print where neighbours and predictions differ from scikit-learn's, with every vote that does."""
     from sklearn.neighbors import NearestNeighbors
 
-    classes, temperature = 100, 0.07
-    labels = torch.randint(classes, (len(bank),), generator=torch.Generator().manual_seed(2))
+    labels = torch.randint(CLASSES, (len(bank),), generator=torch.Generator().manual_seed(2))
     neighbours = nearest(bank, queries, k)
     brute = NearestNeighbors(n_neighbors=k, metric="cosine", algorithm="brute").fit(bank.double().numpy())
     distances, indices = brute.kneighbors(queries.double().numpy())
     print(f"neighbours: {int((neighbours.indices.numpy() != indices).sum())} of {indices.size} differ")
     ks = sorted({min(k, count) for count in (10, 20, 100, 200)})
-    for (count, _), ours in vote(neighbours, labels, ks=ks, temperatures=[temperature], classes=classes).items():
-        scores = np.zeros((len(queries), classes))
-        weights = np.exp((1 - distances[:, :count]) / temperature)
+    for (count, _), voted in vote(neighbours, labels, ks=ks, temperatures=[TEMPERATURE], classes=CLASSES).items():
+        scores = np.zeros((len(queries), CLASSES))
+        weights = np.exp((1 - distances[:, :count]) / TEMPERATURE)
         np.add.at(scores, (np.arange(len(queries))[:, None], labels.numpy()[indices[:, :count]]), weights)
-        differ = np.flatnonzero(scores.argmax(1) != ours.top1.numpy())
+        differ = np.flatnonzero(scores.argmax(1) != voted.top1.numpy())
         two = np.sort(scores, 1)[:, -2:]
         ties = int((two[:, 1] - two[:, 0] < 1e-6 * two[:, 1]).sum())
         print(f"k = {count}: {len(differ)} of {len(queries)} predictions differ, {ties} votes tie")
@@ -122,6 +161,7 @@ def main() -> None:
     parser.add_argument("--turns", type=int, default=2)
     parser.add_argument("--memory", action="store_true")
     parser.add_argument("--check", action="store_true")
+    parser.add_argument("--vote", action="store_true")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures to a file, too")
     options = parser.parse_args()
@@ -134,6 +174,8 @@ def main() -> None:
         memory(bank, queries, options.k)
     elif options.check:
         check(bank, queries, options.k)
+    elif options.vote:
+        compare_votes(bank, queries, options.k, options.turns)
     else:
         figures = compare(bank, queries, options.k, options.turns)
         if options.json:
