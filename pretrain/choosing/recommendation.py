@@ -33,8 +33,7 @@ def recommend(experiment: Experiment) -> Recommendation:
     """Decide; only differences beyond chance count, and the best of several has to show more.
 
     A tie goes to a student that is as good as the frozen network and cheaper, else to the network adapted: what full
-    runs gain, short ones do not show (docs/photographs.md). Without labels it goes to the frozen network: that an
-    altered copy of an image is found again would not show a loss.
+    runs gain, short ones do not show, with labels or without (docs/photographs.md).
     """
     reference = experiment.best("reference")
     assert reference is not None  # guessing is always there
@@ -56,7 +55,7 @@ def recommend(experiment: Experiment) -> Recommendation:
             f"({student.margin(frozen):.1f} points), and cheaper to use ({_price(student, frozen)})"
         )
         return Recommendation("distil", student, reason, tuple(_remarks(experiment, frozen)))
-    if adapted is not None and experiment.labelled and not frozen.leads(adapted):
+    if adapted is not None and not frozen.leads(adapted):
         reason = (
             f"{ahead}; a short run that adapts it is level with it ({adapted.value - frozen.value:+.1f} points), and "
             "full ones gained on three of four unlike sets and lost on none"
