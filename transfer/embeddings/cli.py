@@ -1,7 +1,6 @@
 """`excb-eval embed` and `excb-eval search`: their options, and what they do in each process."""
 
 import json
-import os
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -46,7 +45,7 @@ def _embed(given: list[Any], shell: Shell, device: "torch.device") -> int:
     embeddings = _indexed(options, shell, device, refuse)
     if embeddings is None or out is None:
         return 0
-    files = run_on_rank0(lambda: [embeddings.save(out), *_index(options, embeddings)])
+    files = run_on_rank0(lambda: [*_saved(embeddings, out), *_index(options, embeddings)])
     forget_unfinished(options, shell)
     reporter = shell.reporter
     reporter.note(f"wrote {', '.join(map(str, files))}")
@@ -98,7 +97,7 @@ def _answer(options: SearchOptions, shell: Shell, embeddings: "Embeddings") -> N
         with reporter.progress("pictures of the page", findings.pictures) as bar:
             page = render_search(findings, embeddings, progress=bar.advance)
         write_text(page, shell.out)
-        tables = [] if groups is None else [groups.to_csv(shell.out.with_suffix(".csv"))]
+        tables = [] if groups is None else [groups.to_csv(shell.out.with_suffix(".csv"), overwrite=True)]
         files = [shell.out, *tables, *files]
     if files:
         reporter.note(f"wrote {', '.join(map(str, files))}")
@@ -186,8 +185,7 @@ def embeddings_of(
     reporter = shell.reporter
     task: Task = computing.open_embedding(options, device, reporter)
     if not shell.overwrite:
-        weights = task.describe_checkpoint()["weights_sha256"]
-        run_on_rank0(lambda: refuse(Source(weights, os.fspath(task.train.root), task.train.paths)))
+        run_on_rank0(lambda: refuse(Source.of_task(task)))
     cache: Path | None = options.cache or cache_root()
     if options.no_cache:  # rows still go to the disk, beside the result until that is written
         cache = _state(shell.out) if shell.out is not None else None
@@ -212,8 +210,16 @@ def forget_unfinished(options: AnyImagesOptions, shell: Shell) -> None:
         shutil.rmtree(_state(shell.out), ignore_errors=True)
 
 
+def _saved(embeddings: "Embeddings", out: Path) -> list[Path]:
+    """The files written for --out, which was looked at before."""
+    from .table import csv_table
+
+    file = embeddings.save(out, overwrite=True)
+    return [file, csv_table.facts_beside(file)] if file.suffix == csv_table.SUFFIX else [file]
+
+
 def _index(options: EmbedOptions, embeddings: "Embeddings") -> list[Path]:
-    return [] if options.index is None else embeddings.save_index(options.index)
+    return [] if options.index is None else embeddings.save_index(options.index, overwrite=True)
 
 
 EMBED = shell_command(

@@ -12,6 +12,8 @@ from ..protocol import Family, FigureKind, InSuite, Measurement, Protocol, Suite
 from .options import RetrievalOptions
 
 if TYPE_CHECKING:
+    from excb.results.beside import FileBeside
+
     from ..task import Task
 
 _FIGURE = re.compile(r"retrieval_(mAP|R_precision|recall_at_\d+)")
@@ -46,12 +48,21 @@ def _steps(task: "Task", _options: Any, depends_on: Mapping[str, Any]) -> list[S
 
 
 _UNKNOWN = "left out"
+
+
+def _beside(label_sets: bool) -> "list[FileBeside]":
+    from excb.results.beside import scored_files
+
+    return scored_files(label_sets, pictures=())
+
+
 RETRIEVAL = Protocol(
     name="retrieval",
     help="images of the same class by cosine on frozen features: mAP, R-precision, recall@k",
     options=RetrievalOptions,
     shared=FrozenOptions,
     open=labelled(unknown=_UNKNOWN),
+    beside=_beside,
     measure=_measure,
     work=_work,
     shares_task=True,
