@@ -161,7 +161,8 @@ class Protocol:
         dry_run: answers --dry-run instead of `work`, as JSON where its last argument says so; returns the exit code.
         instead: does what its own options ask for instead of an evaluation, and returns the exit code; None for none.
         shares_task: whether it evaluates the labelled images of `excb-eval all`; otherwise it opens its own.
-        unknown: what happens to test images of classes that train lacks, for notes.
+        unknown: what happens to test images of classes that train lacks, given its own options, for notes; empty where
+            it is nothing.
         out: whether --out names a file or a folder.
         beside: the files that are written beside a result, given whether each image has a set of labels.
         kind_of: what a figure's name says, where it is not FAMILY_top1 or FAMILY_top5; None for any other name.
@@ -196,7 +197,7 @@ class Protocol:
     dry_run: "Callable[[Any, Any, Reporter, bool], int] | None" = None
     instead: "Callable[[Any, Any], int | None]" = lambda _options, _shell: None
     shares_task: bool = False
-    unknown: str = "counted as wrong"
+    unknown: Callable[[Any], str] = lambda _options: "counted as wrong"
     out: Literal["file", "folder"] = "file"
     beside: "Callable[[bool], Sequence[FileBeside]]" = scores_beside
     kind_of: Callable[[str], FigureKind | None] = lambda _figure: None

@@ -270,7 +270,7 @@ def _run(evaluation: Evaluation, shell: Shell, device: "torch.device") -> int:
         made.show(reporter)
         print_references(made.result, reporter)
         if shell.quiet:  # which silences the warning, and not what figures mean
-            for note in task.unknown_notes(protocol.unknown):
+            for note in task.unknown_notes(what) if (what := protocol.unknown(evaluation.own)) else ():
                 reporter.answer(note)
     if out is not None:
         reporter.note(f"wrote {', '.join(map(str, made.write(made.result, out)))}")
