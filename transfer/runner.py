@@ -57,6 +57,7 @@ class Evaluation:
         from excb.distributed.collectives import all_succeed, run_on_rank0
 
         all_succeed(self.check)
+        all_succeed(self._check_state)
         task: Task = self.protocol.open(self.shared, self.own, device, reporter)
         if out is not None:
             refuse_results_among(task.sets.values(), out if self.protocol.out == "folder" else out.parent)
@@ -74,6 +75,13 @@ class Evaluation:
             described = task.describe()
             weights, data = described["checkpoint"]["weights_sha256"], described["data"]
             refuse_other_files(self.protocol, file, weights=weights, data=data, label_sets=label_sets)
+
+    def _check_state(self) -> None:
+        """Refuse a place for the unfinished evaluation that cannot be written, which would be found after an epoch."""
+        from excb.files.atomic import check_writable_folder
+
+        if self.protocol.state and (state := getattr(self.own, self.protocol.state)) is not None:
+            check_writable_folder(state if state.is_dir() else state.parent)
 
     def check(self) -> None:
         """Raise UserError where options contradict each other; nothing is loaded."""

@@ -42,7 +42,7 @@ def refuse_other_gauges(now: Mapping[str, str], before: Mapping[str, str], *, st
         finished: whether it is finished.
 
     Returns:
-        The name of a probe of other images, which a run that goes on may have; empty where there is none.
+        The name of a probe of other images, which an unfinished run may have; empty where there is none.
 
     Raises:
         UserError: figures would be compared; raised on all ranks.

@@ -235,3 +235,36 @@ def test_leaderboard_keeps_other_files(place: Path, tmp_path: Path, capsys: pyte
         assert file.read_text(encoding="utf-8") == "mine"
         assert main(["leaderboard", "--out", str(out), "--quiet", "--overwrite"]) == 0
         assert file.read_bytes() == content
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        f"embed {ON} --data {{place}}/data --out {{free}}/a.npz --index {{taken}}/a.faiss",
+        f"embed {ON} --data {{place}}/data --out {{taken}}/a.npz",
+        f"search {ON} --data {{place}}/data --near-duplicates 0.9 --out {{taken}}/a.html",
+        f"map {ON} --data {{place}}/data --method tsne --out {{taken}}/a.html",
+        f"knn {TASK} --out {{taken}}/a.json",
+        f"finetune {TASK} --epochs 1 --state {{taken}}/state",
+        f"linear {TASK} --protocol resnet --epochs 1 --state {{taken}}/state",
+        f"overlap {ON} --train {{place}}/data --test {{place}}/data --out {{taken}}/a.json",
+        f"all {TASK} --only knn --out {{taken}}/a",
+        "leaderboard --out {taken}/a",
+    ],
+)
+def test_a_place_that_cannot_be_written_is_refused_before_anything_is_computed(
+    place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, line: str
+) -> None:
+    def compute(*_: object, **__: object) -> None:
+        raise AssertionError("it computes")
+
+    monkeypatch.setattr("excb.networks.features.Inputs.prepare", compute)
+    monkeypatch.setattr("excb.transfer.leaderboard.making.make", compute)
+    (tmp_path / "taken").write_text("mine", encoding="utf-8")
+    words = {"run": place / "one", "place": place, "data": "data", "taken": tmp_path / "taken", "free": tmp_path}
+    assert main(line.format(**words).split()) == 2
+    shown = capsys.readouterr()
+    assert (shown.out, shown.err.count("\n")) == ("", 1), shown.err
+    assert f"cannot write in {tmp_path / 'taken'}" in shown.err
+    assert {each.name for each in tmp_path.iterdir()} == {"taken"}
+    assert (tmp_path / "taken").read_text(encoding="utf-8") == "mine"

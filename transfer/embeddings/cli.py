@@ -3,6 +3,7 @@
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -61,6 +62,7 @@ def _embed(given: list[Any], shell: Shell, device: "torch.device") -> int:
 
 def _search(given: list[Any], shell: Shell, device: "torch.device") -> int:
     from excb.distributed.collectives import all_succeed, run_on_rank0
+    from excb.results.beside import refuse_folders
 
     from .replacing import refuse_other_search
 
@@ -70,6 +72,9 @@ def _search(given: list[Any], shell: Shell, device: "torch.device") -> int:
     if shell.out is not None and shell.out.suffix not in (".html", ".htm"):
         raise UserError.on_all_ranks(f"--out {shell.out}: the page is written to a file that ends in .html")
     all_succeed(options.check)
+    if shell.out is not None:
+        table = [] if options.near_duplicates is None else [shell.out.with_suffix(".csv")]
+        all_succeed(partial(refuse_folders, [shell.out, *table]))
 
     def refuse(source: "Source") -> None:
         if shell.out is not None:
@@ -153,13 +158,17 @@ def _indexed(
 ) -> "Embeddings | None":
     """`embeddings_of`, where an index can be written if one is asked for."""
     from excb.distributed.collectives import all_succeed
+    from excb.files.atomic import check_writable_folder
+    from excb.results.beside import refuse_folders
 
-    from .exporting import require_faiss
+    from .exporting import names_beside, require_faiss
     from .replacing import refuse_other_index
 
     if (file := options.index) is None:
         return embeddings_of(options, shell, device, refuse, then)
     all_succeed(require_faiss)
+    all_succeed(partial(check_writable_folder, file.parent))
+    all_succeed(partial(refuse_folders, [file, names_beside(file)]))
 
     def refuse_either(source: "Source") -> None:
         refuse(source)

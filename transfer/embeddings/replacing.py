@@ -17,6 +17,7 @@ from excb.pages.origin import PageOrigin, real_root, refuse_other_page
 from excb.results.replacing import ADVICE, has_content
 
 from .copies.near_duplicates import refuse_other_table
+from .exporting import names_beside
 from .table import csv_table
 from .table.files import facts_of
 from .table.vectors import Vectors
@@ -145,7 +146,7 @@ def refuse_other_index(file: Path, source: Source, *, advice: str = INDEX_ADVICE
     Raises:
         UserError: there is one.
     """
-    names = file.with_name(f"{file.name}.json")
+    names = names_beside(file)
     if not has_content(file) and not has_content(names):
         return
     try:

@@ -7,6 +7,7 @@ from pathlib import Path
 from excb.cli import Command, Parser, local_path
 from excb.console import Reporter, plural
 from excb.errors import UserError, require
+from excb.files.atomic import check_writable_folder
 
 
 def _add_options(parser: Parser) -> None:
@@ -34,6 +35,8 @@ def _run(args: argparse.Namespace) -> int:
     from .board import MEASURED, PUBLISHED
     from .making import make, refuse_other_leaderboard
 
+    if args.out is not None:
+        check_writable_folder(args.out)
     if args.out is not None and not args.overwrite:
         refuse_other_leaderboard(args.out)
     made = make(args.results, claims=args.claims, out=args.out)
