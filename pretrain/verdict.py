@@ -64,6 +64,7 @@ class RunVerdict:
         margins: points that the lead over a reference must exceed to be more than chance, by its name; of an adapted
             run at the original's size, its lead over the original there. The sampling unit is an image, as query and as
             neighbour of the others.
+        measured: images that the figures are of, which could be read; 0 of earlier versions' reports.
     """
 
     learned: bool | None
@@ -76,11 +77,12 @@ class RunVerdict:
     gains: dict[str, Gain] = field(default_factory=dict)
     costs: dict[str, NetworkCost] = field(default_factory=dict)
     margins: dict[str, float] = field(default_factory=dict)
+    measured: int = 0
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON."""
         values = asdict(self) | {"advice": [*self.advice], "alarms": [*self.alarms]}
-        for name in ("gains", "costs", "margins"):
+        for name in ("gains", "costs", "margins", "measured"):
             if not values[name]:
                 del values[name]
         return values
@@ -106,6 +108,7 @@ class RunVerdict:
             {str(name): Gain.from_dict(values) for name, values in stored.get("gains", {}).items()},
             {str(name): NetworkCost.from_dict(values) for name, values in stored.get("costs", {}).items()},
             _figures(stored.get("margins", {})),
+            int(stored.get("measured", 0)),
         )
 
     def lines(self) -> list[str]:
@@ -272,6 +275,7 @@ def judge_run(run: RunFigures) -> RunVerdict:
         gains,
         dict(run.costs),
         dict(run.margins),
+        run.measured,
     )
 
 

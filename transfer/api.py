@@ -29,6 +29,7 @@ def embed(
     /,
     *,
     out: str | Path | None = None,
+    overwrite: bool = False,
     quiet: bool = False,
     **options: Any,
 ) -> "Embeddings":
@@ -45,7 +46,9 @@ def embed(
         ckpt: anything that `excb.load` takes; or a Backbone, or an `nn.Module` with a transform (`excb.evaluate`).
         images: a folder of any depth, a video, shards, "torchvision:NAME" or "hf:ID"; or files, PIL images, uint8
             arrays [H, W, 3], mixed sizes, one or several.
-        out: write them to this file, .npz, .parquet, .safetensors or .csv; `.save(FILE)` does it later.
+        out: write them to this file, .npz, .parquet, .safetensors or .csv; `.save(FILE)` does it later. It may have
+            vectors of the same network and of these images or fewer, which are replaced.
+        overwrite: replace whatever `out` has.
         quiet: no notes and no progress.
         options: of the command, with _ for -: `batch_size=128`, `workers=4`, `resize=256`, `crop=224`, `listed=FILE`;
             `every=1.0` takes a frame of each video every second.
@@ -64,12 +67,13 @@ def embed(
 
     from .embeddings.computing import compute, open_embedding
     from .embeddings.options import EmbedOptions
+    from .embeddings.replacing import PYTHON_ADVICE, Source, refuse_other_vectors
     from .embeddings.sources import Pictures, given_images
     from .embeddings.table.files import check_vectors_file
 
     if out is not None:
         check_vectors_file(Path(path_text(out, "out is a file")))
-    refused = {name: why for name, why in FROM_SHELL.items() if name not in ("out", "overwrite")}
+    refused = {name: why for name, why in FROM_SHELL.items() if name != "out"}
     refused |= {"index": "the embeddings have .save_index(FILE)"}
     given = given_images(images, options.get("every"))
     if isinstance(ckpt, nn.Module) and "device" not in options:
@@ -82,9 +86,12 @@ def embed(
     reporter = Reporter(quiet=quiet or not is_rank0())
     with joined(chosen.device, stay=True) as device:
         task = open_embedding(chosen, device, reporter, None if isinstance(given, str) else given)
+        if out is not None and not overwrite:
+            source = Source.of_task(task)
+            run_on_rank0(lambda: refuse_other_vectors(Path(out), source, advice=PYTHON_ADVICE))
         embeddings = compute(task, task.cache, reporter, loads=loads)
         if out is not None:
-            run_on_rank0(lambda: embeddings.save(Path(out)))
+            run_on_rank0(lambda: embeddings.save(Path(out), overwrite=True))
             reporter.note(f"wrote {out}")
     return embeddings
 
@@ -169,6 +176,7 @@ def leaderboard(
     *,
     out: str | Path | None = None,
     claims: Iterable[str | Path] = (),
+    overwrite: bool = False,
 ) -> "Leaderboard":
     """Results beside published figures, ranked within one protocol only, as `excb-eval leaderboard` makes them.
 
@@ -176,9 +184,10 @@ def leaderboard(
         results: results, their files, or folders of them.
         out: write leaderboard.md, .csv and .html to this folder; `.save(folder)` does it later.
         claims: files of further published figures.
+        overwrite: replace files in `out` that are no leaderboard, too.
 
     Raises:
-        UserError: a result is missing or damaged, or a file cannot be written.
+        UserError: a result is missing or damaged, or a file cannot be written, or is there and no leaderboard.
     """
     from .leaderboard.making import make
 
@@ -189,5 +198,5 @@ def leaderboard(
     ]
     made = make(given, claims=list(map(Path, path_texts(claims, "claims are files"))), out=place)
     if place is not None:
-        made.save(place)
+        made.save(place, overwrite=overwrite)
     return made

@@ -12,7 +12,7 @@ from excb.results.replacing import fingerprints, refuse_other_result, result_at
 from excb.results.result import interval_text
 
 from . import protocols
-from .runner import of_python
+from .runner import of_python, refuse_other_files
 from .shell import FROM_SHELL
 
 if TYPE_CHECKING:
@@ -97,22 +97,35 @@ class Result:
         if place.suffix != ".json":
             raise UserError(f"{place}: a result is saved to a file that ends in .json; its other files stand beside it")
         if not overwrite:
-            self._refuse_other_result(place)
+            self._refuse_others(place)
         if self.write is None:
             self.record.write(place)
             return [place]
         return self.write(self.record, place)
 
-    def _refuse_other_result(self, place: Path) -> None:
+    def _refuse_others(self, place: Path) -> None:
+        from .reporting.label_scores import LabelScores
+
         record, protocol = self.record, protocols.protocol_of_result(self.record.protocol)
-        file = place if protocol is None else protocol.result_file(place)
-        advice = "name another file, or replace it with overwrite=True"
-        if (before := result_at(file, advice=advice)) is not None:
+        weights, advice = (
+            record.checkpoint.get("weights_sha256"),
+            "name another file, or replace it with overwrite=True",
+        )
+        if protocol is not None:
+            refuse_other_files(
+                protocol,
+                protocol.result_file(place),
+                weights=weights,
+                data=record.data,
+                label_sets=isinstance(self.scored, LabelScores),
+                advice=advice,
+            )
+        elif (before := result_at(place, advice=advice)) is not None:
             refuse_other_result(
                 before,
-                file,
-                is_protocol=(lambda name: name == record.protocol) if protocol is None else protocol.made,
-                weights=record.checkpoint.get("weights_sha256"),
+                place,
+                is_protocol=lambda name: name == record.protocol,
+                weights=weights,
                 images=fingerprints(record.data),
                 advice=advice,
             )

@@ -19,20 +19,25 @@ if TYPE_CHECKING:
 COUNT_AS_WRONG = "counted as wrong"  # test images of classes that the train set lacks, in most protocols
 
 
+def _counted(_own: Any) -> str:
+    return COUNT_AS_WRONG
+
+
 def labelled(
-    *, multilabel: bool = False, unknown: str = COUNT_AS_WRONG
+    *, multilabel: bool = False, unknown: Callable[[Any], str] = _counted
 ) -> "Callable[[Any, Any, torch.device, Reporter], Task]":
     """The `open` of a protocol on labelled train and test images.
 
     Args:
         multilabel: whether images may have a set of labels each.
-        unknown: what happens to test images of classes that train lacks, for the warning about them.
+        unknown: what happens to test images of classes that train lacks, given the protocol's own options, for the
+            warning about them; empty where it is nothing.
     """
 
-    def open_task(shared: LabelledOptions, _own: Any, device: "torch.device", reporter: Reporter) -> "Task":
+    def open_task(shared: LabelledOptions, own: Any, device: "torch.device", reporter: Reporter) -> "Task":
         train, test = labelled_images(shared, reporter, multilabel=multilabel)
         task = task_on(shared, train, test, device, reporter=reporter)
-        warn_of_unknown(task, reporter, unknown)
+        warn_of_unknown(task, reporter, unknown(own))
         return task
 
     return open_task
@@ -83,7 +88,9 @@ def labelled_images(
 
 
 def warn_of_unknown(task: "Task", reporter: Reporter, unknown: str = COUNT_AS_WRONG) -> None:
-    """Warn of each class of test images that the train set lacks."""
+    """Warn of each class of test images that the train set lacks, unless nothing happens to them."""
+    if not unknown:
+        return
     for name, note in zip(task.unknown, task.unknown_notes(unknown), strict=True):
         reporter.warn(f"{note} (--rename {name}=TRAIN_CLASS)")
 

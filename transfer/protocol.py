@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from excb.images.image_set import Images
     from excb.inference.paired import Paired
     from excb.networks.features import Kind
+    from excb.results.beside import FileBeside
     from excb.results.result import ResultRecord
 
     from .published.claim import ClaimImages
@@ -137,6 +138,13 @@ class InSuite:
     options: type[Any] = NoOptions  # a dataclass of the options of `all` that this protocol needs
 
 
+def scores_beside(label_sets: bool) -> "list[FileBeside]":
+    """The files beside the results of most protocols: predictions for every image, and the picture of confusions."""
+    from excb.results.beside import scored_files
+
+    return scored_files(label_sets)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Protocol:
     """One protocol; `transfer/protocols.py` lists them all. `transfer/runner.py` runs it.
@@ -153,8 +161,10 @@ class Protocol:
         dry_run: answers --dry-run instead of `work`, as JSON where its last argument says so; returns the exit code.
         instead: does what its own options ask for instead of an evaluation, and returns the exit code; None for none.
         shares_task: whether it evaluates the labelled images of `excb-eval all`; otherwise it opens its own.
-        unknown: what happens to test images of classes that train lacks, for notes.
+        unknown: what happens to test images of classes that train lacks, given its own options, for notes; empty where
+            it is nothing.
         out: whether --out names a file or a folder.
+        beside: the files that are written beside a result, given whether each image has a set of labels.
         kind_of: what a figure's name says, where it is not FAMILY_top1 or FAMILY_top5; None for any other name.
         labels: what the images need: a class each, boxes, masks, or queries with ground truth. With boxes a protocol
             resizes images by itself.
@@ -187,8 +197,9 @@ class Protocol:
     dry_run: "Callable[[Any, Any, Reporter, bool], int] | None" = None
     instead: "Callable[[Any, Any], int | None]" = lambda _options, _shell: None
     shares_task: bool = False
-    unknown: str = "counted as wrong"
+    unknown: Callable[[Any], str] = lambda _options: "counted as wrong"
     out: Literal["file", "folder"] = "file"
+    beside: "Callable[[bool], Sequence[FileBeside]]" = scores_beside
     kind_of: Callable[[str], FigureKind | None] = lambda _figure: None
     labels: Literal["classes", "boxes", "masks", "queries"] = "classes"
     headline: str = ""

@@ -57,25 +57,31 @@ class Evaluation:
         from excb.distributed.collectives import all_succeed, run_on_rank0
 
         all_succeed(self.check)
+        all_succeed(self._check_state)
         task: Task = self.protocol.open(self.shared, self.own, device, reporter)
         if out is not None:
             refuse_results_among(task.sets.values(), out if self.protocol.out == "folder" else out.parent)
-            if not overwrite:
-                run_on_rank0(partial(self._refuse_other_result, task, self.protocol.result_file(out)))
+            run_on_rank0(partial(self._refuse_others, task, self.protocol.result_file(out), overwrite=overwrite))
         return task
 
-    def _refuse_other_result(self, task: "Task", file: Path) -> None:
-        from excb.results.replacing import fingerprints, refuse_other_result, result_at
+    def _refuse_others(self, task: "Task", file: Path, *, overwrite: bool) -> None:
+        from excb.results.beside import refuse_folders
 
-        if (before := result_at(file)) is not None:
+        from .data.multilabel import has_label_sets
+
+        label_sets = any(map(has_label_sets, task.sets.values()))
+        refuse_folders([file, *(each.at(file) for each in self.protocol.beside(label_sets))])
+        if not overwrite:
             described = task.describe()
-            refuse_other_result(
-                before,
-                file,
-                is_protocol=self.protocol.made,
-                weights=described["checkpoint"]["weights_sha256"],
-                images=fingerprints(described["data"]),
-            )
+            weights, data = described["checkpoint"]["weights_sha256"], described["data"]
+            refuse_other_files(self.protocol, file, weights=weights, data=data, label_sets=label_sets)
+
+    def _check_state(self) -> None:
+        """Refuse a place for the unfinished evaluation that cannot be written, which would be found after an epoch."""
+        from excb.files.atomic import check_writable_folder
+
+        if self.protocol.state and (state := getattr(self.own, self.protocol.state)) is not None:
+            check_writable_folder(state if state.is_dir() else state.parent)
 
     def check(self) -> None:
         """Raise UserError where options contradict each other; nothing is loaded."""
@@ -133,6 +139,39 @@ class Evaluation:
         again = tuple(f"all of that once more with {name}" for name in others)
         forecast(task, replace(work, then=(*work.then, *again)), reporter, as_json=as_json)
         return 0
+
+
+def refuse_other_files(
+    protocol: Protocol,
+    file: Path,
+    *,
+    weights: str | None,
+    data: Mapping[str, Any],
+    label_sets: bool,
+    advice: str | None = None,
+) -> None:
+    """Refuse to replace a result of something else, or other files with the names of those beside it.
+
+    Args:
+        protocol: of the new result.
+        file: that would be replaced.
+        weights: SHA-256 of the new one's; None where they say nothing.
+        data: of the new result.
+        label_sets: whether each of its images has a set of labels.
+        advice: what to do, as the end of a sentence; by default to name another --out.
+
+    Raises:
+        UserError: there is one.
+    """
+    from excb.results.beside import refuse_other_beside
+    from excb.results.replacing import ADVICE, fingerprints, refuse_other_result, result_at
+
+    advice = advice or ADVICE
+    if (before := result_at(file, advice=advice)) is not None:
+        refuse_other_result(
+            before, file, is_protocol=protocol.made, weights=weights, images=fingerprints(data), advice=advice
+        )
+    refuse_other_beside(file, protocol.beside(label_sets), advice=advice)
 
 
 def with_clipped(result: "ResultRecord", sets: "Mapping[str, Images]") -> "ResultRecord":
@@ -239,7 +278,7 @@ def _run(evaluation: Evaluation, shell: Shell, device: "torch.device") -> int:
         made.show(reporter)
         print_references(made.result, reporter)
         if shell.quiet:  # which silences the warning, and not what figures mean
-            for note in task.unknown_notes(protocol.unknown):
+            for note in task.unknown_notes(what) if (what := protocol.unknown(evaluation.own)) else ():
                 reporter.answer(note)
     if out is not None:
         reporter.note(f"wrote {', '.join(map(str, made.write(made.result, out)))}")

@@ -40,6 +40,7 @@ from .options import BASELINES, REFERENCES
 from .published.subjects import Subject
 
 CPU_BATCH, FIRST_BATCH, MOST_BATCH = 64, 32, 1024  # of `--batch-size auto`
+UNKNOWN = "no train image is of class"  # how a note on a class of test images begins that the train set lacks
 FULL_PRECISION = "use --feature-precision fp32"  # where half precision is refused
 
 
@@ -349,10 +350,7 @@ class Task:
 
     def unknown_notes(self, what: str = "counted as wrong") -> list[str]:
         """A sentence for each class that the train set lacks; `what` happens to its test images."""
-        return [
-            f"no train image is of class {name}: {plural(images, 'test image')} {what}"
-            for name, images in self.unknown.items()
-        ]
+        return [f"{UNKNOWN} {name}: {plural(images, 'test image')} {what}" for name, images in self.unknown.items()]
 
     @property
     def ledger(self) -> Ledger:

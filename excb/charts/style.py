@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from excb.errors import UserError
 from excb.files.atomic import write_bytes
+from excb.results.pictures import PROGRAM
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -71,12 +72,13 @@ def figure_bytes(figure: "Figure", suffix: str = ".png", *, dpi: int = 150) -> b
     """The contents of a figure's .png or .svg file. Equal figures give equal bytes."""
     from matplotlib import rc_context
 
-    vector = suffix == ".svg"
+    # By its program a command knows a picture that it may replace.
+    facts = {"Date": None, "Creator": PROGRAM} if suffix == ".svg" else {"Software": PROGRAM}
     buffer = io.BytesIO()
     # Names may be in scripts that the font lacks. It draws boxes for them.
     with rc_context({"svg.hashsalt": "excb"}), warnings.catch_warnings():  # element ids of an SVG are random otherwise
         warnings.filterwarnings("ignore", message="Glyph .* missing from font")
-        figure.savefig(buffer, format=suffix.removeprefix("."), dpi=dpi, metadata={"Date": None} if vector else None)
+        figure.savefig(buffer, format=suffix.removeprefix("."), dpi=dpi, metadata=facts)
     return buffer.getvalue()
 
 

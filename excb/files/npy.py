@@ -52,6 +52,12 @@ def read_npz(source: Path | bytes, but: Collection[str] = ()) -> dict[str, np.nd
             return {name: arrays[name] if array is None else array for name, array in made.items()}
 
 
+def names_in(source: Path) -> set[str]:
+    """The names of the arrays in an .npz file. Raises OSError and ValueError as `read_npz`."""
+    with parsing(), open_file(source) as stream, zipfile.ZipFile(stream) as archive:
+        return {name.removesuffix(".npy") for name in archive.namelist()}
+
+
 def _whole(stream: IO[bytes], entry: zipfile.ZipInfo) -> np.ndarray | None:
     """The array of an entry that is stored, read at once; None for others, and for what NumPy refuses or warns of."""
     if not entry.filename.endswith(".npy") or not is_stored(entry):

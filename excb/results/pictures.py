@@ -9,6 +9,10 @@ from excb.files.run_files import RECIPE
 CONFUSION, LAYERS, MASKS, SEVERITY = "confusion", "layers", "masks", "severity"
 BESIDE_RESULTS = (CONFUSION, LAYERS, MASKS, SEVERITY)
 
+# The program that has drawn a picture, and the bytes by which a PNG and an SVG say so.
+PROGRAM = "excb"
+MARKS = (f"Software\0{PROGRAM}".encode(), f"<dc:title>{PROGRAM}</dc:title>".encode())
+
 # In folders of their own: stems and names of the pictures, and of the files by which such a folder is recognised.
 SIZES, CLUSTERS = "sizes", "clusters.json"  # of clusters
 COMPARISON = "comparison"  # of several checkpoints, also the stem of its tables

@@ -92,9 +92,10 @@ class TrialRunner:
             self._short_runs()
         finally:
             shutil.rmtree(self.out / RUNS, ignore_errors=True)
+        measured = len(self._trials[0].reading.hits)  # those that could be read
         return Experiment(
             tuple(self._trials),
-            len(self.sample.measured),
+            measured,
             len(self.sample.learned),
             self.sample.labelled,
             len(networks),
@@ -102,7 +103,7 @@ class TrialRunner:
             self._stopped,
             tuple(self._too_slow),
             dict(self._failed),
-            in_groups(len(self.sample.measured), settings.monitor) if self.sample.labelled else "",
+            in_groups(measured, settings.monitor) if self.sample.labelled else "",
         )
 
     @property
@@ -131,12 +132,10 @@ class TrialRunner:
 
     def _guess(self, like: NetworkFigures) -> NetworkFigures:
         """The figures of always guessing the most frequent class, or any image."""
-        images, k = self.sample.measured, self.base.monitor.k
-        labels = images.labels if self.sample.labelled else None
-        hits = torch.zeros_like(like.hits)
-        if labels is not None and len(labels) == len(hits):  # all could be read
-            hits = torch.from_numpy(labels == np.bincount(labels).argmax())
-        figures = guessing(None if labels is None else labels.tolist(), measured=len(images), k=k)
+        labels, hits = like.labels_of(self.sample.measured), torch.zeros_like(like.hits)
+        if labels is not None:
+            hits = torch.from_numpy(np.array(labels) == np.bincount(labels).argmax())
+        figures = guessing(labels, measured=len(hits), k=self.base.monitor.k)
         halves = None if like.halves is None else hits.repeat(len(like.halves), 1)
         return NetworkFigures(figures, like.decisive, hits, halves)
 

@@ -51,12 +51,21 @@ class NetworkFigures:
         hits: [N] bool, of which images that figure counts.
         halves: the hits on P random halves of the images, [P, N] bool, where images are each other's neighbours; see
             `excb.neighbours.halves`. None where nobody asked, or hits are independent.
+        samples: [N] int64, the images that could be read, as indices of the set. None where nobody asked.
     """
 
     figures: dict[str, float]
     decisive: str
     hits: Tensor
     halves: Tensor | None = None
+    samples: Tensor | None = None
+
+    def labels_of(self, images: Images) -> list[int] | None:
+        """The labels of the images that were measured; None where the set has no classes."""
+        if images.labels is None or images.classes is None:
+            return None
+        labels: list[int] = (images.labels if self.samples is None else images.labels[self.samples.numpy()]).tolist()
+        return labels
 
     @property
     def value(self) -> float:
@@ -272,7 +281,8 @@ class Monitor:
             zeros = {} if augmented is None else {"neighbour_agreement": 0.0, "instance_retrieval": 0.0}
             zeros |= {"knn_top1": 0.0} if labelled else {}
             decisive, none = "knn_top1" if labelled else "instance_retrieval", torch.zeros(len(rows)).bool()
-            return NetworkFigures(zeros, decisive, none, none.repeat(how_many(len(rows)), 1) if halves else None)
+            in_halves = none.repeat(how_many(len(rows)), 1) if halves else None
+            return NetworkFigures(zeros, decisive, none, in_halves, plain.samples)
         k = min(self._recipe.monitor.k, len(rows) - 1)
         wanted = max(k, enough_neighbours(k, len(rows))) if halves and labelled else k
         neighbours = nearest(rows, rows, wanted, exclude_self=True)
@@ -285,7 +295,7 @@ class Monitor:
             figures["instance_retrieval"] = 100 * float(hits.double().mean())
         if self.images.labels is None or self.images.classes is None:
             of_halves = torch.from_numpy(retrieval_on_halves(nearest_images)) if halves else None
-            return NetworkFigures(figures, "instance_retrieval", hits, of_halves)
+            return NetworkFigures(figures, "instance_retrieval", hits, of_halves, plain.samples)
         labels = torch.from_numpy(self.images.labels)[plain.samples]
         classes, settings = len(self.images.classes), self._recipe
         number, k = groups_and_voters(len(rows), settings.monitor)
@@ -298,7 +308,8 @@ class Monitor:
         if halves:
             on_halves = vote_on_halves(neighbours, labels, k=k, temperature=KNN_TEMPERATURE, classes=classes)
             of_votes = torch.from_numpy(on_halves)
-        return NetworkFigures(figures, "knn_top1", votes[k, KNN_TEMPERATURE].top1 == labels, of_votes)
+        right = votes[k, KNN_TEMPERATURE].top1 == labels
+        return NetworkFigures(figures, "knn_top1", right, of_votes, plain.samples)
 
 
 def groups_and_voters(images: int, monitor: MonitorSettings) -> tuple[int, int]:

@@ -3,19 +3,65 @@
 from collections.abc import Mapping
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from excb.console import Reporter, plural
 from excb.distributed.signals import StopRequest
 from excb.errors import UserError
-from excb.images.pixels import pixels_of
+from excb.images.pixels import Pixels, pixels_of
+from excb.images.shards import Note
 
+from ..recipe import Recipe
 from ..run.alarms import AlarmState, Health, coincident
 from ..run.gain import SOURCE, TARGET
 from ..run.journal import Journal
 from ..run.monitor import MeasurementStoppedError, Monitor, NetworkFigures
 from ..run.probe import FolderProbe
 from .state import RunState
+
+
+def probes_of(
+    recipe: Recipe, pixels: Pixels, *, device: torch.device, workers: int, note: Note
+) -> dict[str, FolderProbe]:
+    """The probes of a run by name; arguments and errors as of `FolderProbe`."""
+    return {
+        name: FolderProbe(name, data, recipe, device=device, workers=workers, pixels=pixels, note=note)
+        for name, data in ((TARGET, recipe.monitor.data), (SOURCE, recipe.monitor.source))
+        if data is not None
+    }
+
+
+def refuse_other_gauges(now: Mapping[str, str], before: Mapping[str, str], *, started: bool, finished: bool) -> str:
+    """Refuse images to measure on that are others than before, where figures of both would be compared.
+
+    Args:
+        now: identities of the probes, by name.
+        before: the same of the run so far.
+        started: whether the run has measured its start.
+        finished: whether it is finished.
+
+    Returns:
+        The name of a probe of other images, which an unfinished run may have; empty where there is none.
+
+    Raises:
+        UserError: figures would be compared; raised on all ranks.
+    """
+    changed = next((name for name in (TARGET, SOURCE) if now.get(name) != before.get(name)), "")
+    if not changed:
+        return ""
+    field = {TARGET: "monitor.data", SOURCE: "monitor.source"}[changed]
+    if started:
+        raise UserError.on_all_ranks(
+            f"{field} names other images than the start of this run was measured on: name the same again, or "
+            "choose another --out"
+        )
+    if finished:
+        raise UserError.on_all_ranks(
+            f"the run is finished, and {field} names other images than its figures are of: name the same "
+            "again, or measure its checkpoints on others with excb-eval"
+        )
+    return changed
 
 
 class EpochEnd:
@@ -29,13 +75,7 @@ class EpochEnd:
         recipe, self._state, self._reporter = state.recipe, state, reporter
         device, workers = state.trainer.device, state.feed.workers
         self.monitor = Monitor(state.feed.indexed, recipe, device=device, workers=workers)
-        self.probes = {
-            name: FolderProbe(
-                name, data, recipe, device=device, workers=workers, pixels=pixels_of(state.images), note=reporter.note
-            )
-            for name, data in ((TARGET, recipe.monitor.data), (SOURCE, recipe.monitor.source))
-            if data is not None
-        }
+        self.probes = probes_of(recipe, pixels_of(state.images), device=device, workers=workers, note=reporter.note)
         self._follow_probes()
         assignments = state.trainer.schedules.steps_per_epoch * recipe.optim.batch * recipe.views.global_views
         self._health = Health(recipe, assignments=assignments, state=AlarmState.from_dict(state.progress.health))
@@ -44,19 +84,9 @@ class EpochEnd:
         """Note what figures are measured on. Others than before cannot be compared with what a run has measured."""
         progress = self._state.progress
         now = {name: probe.identity for name, probe in self.probes.items()}
-        if progress.step and now != progress.gauges:
-            changed = next(name for name in (TARGET, SOURCE) if now.get(name) != progress.gauges.get(name))
-            field = {TARGET: "monitor.data", SOURCE: "monitor.source"}[changed]
-            if progress.start is not None:
-                raise UserError.on_all_ranks(
-                    f"{field} names other images than the start of this run was measured on: name the same again, or "
-                    "choose another --out"
-                )
-            if self._state.finished:
-                raise UserError.on_all_ranks(
-                    f"the run is finished, and {field} names other images than its figures are of: name the same "
-                    "again, or measure its checkpoints on others with excb-eval"
-                )
+        if progress.step:
+            started, finished = progress.start is not None, self._state.finished
+            changed = refuse_other_gauges(now, progress.gauges, started=started, finished=finished)
             if changed == TARGET and progress.best is not None:
                 self._reporter.note("monitor.data has changed: the best epoch is chosen anew")
                 progress.best = None

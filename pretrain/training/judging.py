@@ -90,7 +90,7 @@ def verdict(
     Raises:
         StoppedError: the run was asked to stop meanwhile; nothing has changed.
     """
-    known, margins, costs = run_on_rank0(lambda: _known(folder, state.progress.step))
+    known, margins, costs, count = run_on_rank0(lambda: _known(folder, state.progress.step))
     compare = _Comparison(state, measured.monitor, reporter, stop, folder)
     if RUN not in known:
         known = compare.usual()
@@ -106,34 +106,27 @@ def verdict(
         if path not in known:
             known |= compare.with_checkpoint(path)
     margins = margins | compare.margins
-    return None if folder is None else _judged(state, measured, known, folder, costs=costs, margins=margins)
+    if folder is None:
+        return None
+    run = _run_figures(state, measured, known, folder, images=compare.count or count or len(measured.monitor.images))
+    return judge_run(replace(run, costs=costs, margins=margins))
 
 
-def _judged(
-    state: RunState,
-    measured: EpochEnd,
-    known: Figures,
-    folder: Path,
-    *,
-    costs: Mapping[str, NetworkCost],
-    margins: Mapping[str, float],
-) -> RunVerdict:
+def _run_figures(state: RunState, measured: EpochEnd, known: Figures, folder: Path, *, images: int) -> RunFigures:
+    """The run's figures, of so many images."""
     lines = read_metrics(folder)
     alarms = [line for line in lines if line["kind"] == "alarm" and line["step"] <= state.progress.step]
-    run = RunFigures(
+    return RunFigures(
         state.recipe,
         images=len(state.images),
-        measured=len(measured.monitor.images),
+        measured=images,
         figures=known[RUN],
         references={name: figures for name, figures in known.items() if name != RUN},
         epochs=[line for line in lines if line["kind"] == "epoch"],
         alarms=alarms,
         active=list(state.progress.health.get("ringing", [])),
         adapted=_adapted(state, measured),
-        costs=costs,
-        margins=margins,
     )
-    return judge_run(run)
 
 
 def _adapted(state: RunState, measured: EpochEnd) -> Adapted | None:
@@ -165,8 +158,8 @@ def _adapted(state: RunState, measured: EpochEnd) -> Adapted | None:
     return Adapted(gains, best["epoch"], best["step"], progress.measurements, progress.ended)
 
 
-def _known(folder: Path | None, step: int) -> tuple[Figures, dict[str, float], dict[str, NetworkCost]]:
-    """Figures, margins and costs of the run's report, if it is of this step; empty where there is none."""
+def _known(folder: Path | None, step: int) -> tuple[Figures, dict[str, float], dict[str, NetworkCost], int]:
+    """Figures, margins, costs and the images measured of the run's report, if it is of this step; else empty."""
     assert folder is not None
     stored: RunVerdict | None
     try:
@@ -175,8 +168,8 @@ def _known(folder: Path | None, step: int) -> tuple[Figures, dict[str, float], d
     except (ValueError, LookupError, TypeError, AttributeError):
         report, stored = {}, None  # not finished, of a version without verdicts, or changed by hand: measured anew
     if stored is None or report["steps"] != step:
-        return {}, {}, {}
-    return {RUN: stored.figures} | stored.references, stored.margins, stored.costs
+        return {}, {}, {}, 0
+    return {RUN: stored.figures} | stored.references, stored.margins, stored.costs, stored.measured
 
 
 class _Comparison:
@@ -190,6 +183,11 @@ class _Comparison:
         self._run: NetworkFigures | None = None
         self.margins: dict[str, float] = {}  # points that a lead over a reference must exceed, by its name
         self._device = state.trainer.device
+
+    @property
+    def count(self) -> int:
+        """The images that the run was measured on, on rank 0: those that could be read; 0 before that."""
+        return 0 if self._run is None else len(self._run.hits)
 
     def usual(self) -> Figures:
         """The run and its references, from one pass over the images."""
@@ -205,9 +203,10 @@ class _Comparison:
         if recipe.init is not None:
             networks |= self._unless_gone(lambda: {START: self._start})
         figures = self._compare(networks, "comparing with references")
-        labels = None if images.labels is None else images.labels.tolist()
-        guesses = guessing(labels if images.classes else None, measured=len(images), k=recipe.monitor.k)
-        return figures | {GUESSING: guesses}
+        if (run := self._run) is not None:  # on rank 0
+            labels = run.labels_of(images)
+            figures |= {GUESSING: guessing(labels, measured=len(run.hits), k=recipe.monitor.k)}
+        return figures
 
     def with_teacher(self, name: str, teacher: Backbone) -> Figures:
         """A frozen teacher, on images that are prepared as it wants them."""

@@ -1,7 +1,11 @@
 """The start of a run without its traces: a dry run refuses what the run refuses, by the same functions."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
+import torch
+
+from excb.checkpoint import run_checkpoint
 from excb.console import Reporter
 from excb.files.run_files import RECIPE
 from excb.images.image_set import CodedImages
@@ -10,21 +14,20 @@ from excb.images.pixels import pixels_of
 from ..initialise import start_from
 from ..precision import resolved
 from ..recipe import Recipe
-from ..run.probe import CHOSEN_BY
+from ..run.probe import FolderProbe
 from ..run.remote_mirror import RunLocation
 from ..run.run_folder import (
     begun_precision,
     extended,
-    newest_step,
     refuse_folder,
     refuse_place,
     refuse_unfinished,
     stored_recipe,
 )
-from ..run.sets import find_sets, with_one_mapping
+from .epoch_end import probes_of, refuse_other_gauges
 from .pixels import in_colours
 from .start import build_or_refuse, complete_recipe, resolve_run
-from .teaching import Teaching, check_cache
+from .teaching import Teaching, check_cache, load_teaching, refuse_other_teachers
 
 
 def rehearse(
@@ -62,16 +65,39 @@ def rehearse(
         epochs, recipe = extended(recipe, stored, place, extend)
     recipe = complete_recipe(recipe, images, reporter.note, begun=begun)
     images = in_colours(images, recipe.data.colours)
-    for folder in (recipe.monitor.data, recipe.monitor.source):
-        if folder is not None:
-            sets = find_sets(folder, reporter.note, held_out=CHOSEN_BY)
-            with_one_mapping(sets, pixels_of(images), reporter.note)
+    probes = probes_of(recipe, pixels_of(images), device=device, workers=0, note=reporter.note)
     refuse_folder(place, recipe, images, extends=extend is not None)
     if extend is not None:
         refuse_unfinished(place, epochs, recipe.optim.epochs, recipe.steps_per_epoch(len(images)))
     precision = resolved(recipe, device, begun=begun_precision(stored), note=reporter.note).efficiency.precision
     model = build_or_refuse(recipe, Teaching())
-    if recipe.init is not None and not newest_step(place.folder):  # a run that has trained starts from its checkpoint
+    newest = run_checkpoint.read_newest(place.folder, reporter.warn)
+    if newest is not None:
+        _refuse_to_resume(newest[1], recipe, images, probes, device)
+    elif recipe.init is not None:
         reporter.note(start_from(model, recipe, images))
     check_cache(recipe, images, device)
     return recipe, images, precision
+
+
+def _refuse_to_resume(
+    contents: Mapping[str, Any],
+    recipe: Recipe,
+    images: CodedImages,
+    probes: Mapping[str, FolderProbe],
+    device: torch.device,
+) -> None:
+    """Refuse what the run of a checkpoint refuses to resume with: other teachers, or other images to measure on."""
+    if contents.get("teachers"):
+        refuse_other_teachers(load_teaching(recipe, device), contents["teachers"])
+    step, each = contents["step"], recipe.steps_per_epoch(len(images))
+    if not step:
+        return
+    all_done = step >= each * recipe.optim.epochs or contents.get("ended") is not None
+    last, before = ({} if contents.get(name) is None else dict(contents[name]) for name in ("last", "gauges"))
+    refuse_other_gauges(
+        {name: probe.identity for name, probe in probes.items()},
+        before,
+        started=contents.get("start") is not None,
+        finished=all_done and last.get("epoch") == step // each,  # whose figures are made
+    )

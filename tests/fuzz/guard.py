@@ -202,13 +202,20 @@ def import_all() -> None:
             "huggingface_hub",
         ),
         *(
+            "excb.transfer.finetuning.protocol",
+            "excb.transfer.leaderboard.cli",
+            "excb.transfer.leaderboard.making",
             "excb.transfer.leaderboard.page",
+            "excb.transfer.leaderboard.submission",
+            "excb.transfer.reproduce.checking",
+            "excb.transfer.reproduce.cli",
             "excb.transfer.task",
             "matplotlib.backends.backend_svg",
             "sklearn.neighbors",
         ),
     ):
         importlib.import_module(module)
+    assert all(importlib.import_module("excb.transfer.protocols").PROTOCOLS.values())  # each record is a module
 
 
 @contextmanager

@@ -238,6 +238,25 @@ def test_a_run_without_clusters_says_nothing_of_them(
     assert torch.equal(after["model"]["student.centroids.weight"], centroids)  # nothing trained them
 
 
+@pytest.mark.usefixtures("full_end")
+def test_the_verdict_counts_the_images_that_were_measured(images: Path, tmp_path: Path) -> None:
+    """Those that cannot be read are in no figure; guessing is of the others' classes as well."""
+    data, run = Path(shutil.copytree(images, tmp_path / "data")), tmp_path / "run"
+    broken = sorted((data / "class1").iterdir())[:4]
+    for file in broken:
+        file.write_bytes(b"no image")
+    count = len(list(data.rglob("*.png"))) - len(broken)
+    assert pretrain(data, run) == 0
+    verdict = json.loads((run / "report.json").read_text())["verdict"]
+    assert verdict["measured"] == count
+    assert f"of {count} train images" in verdict["summary"]
+    assert f"{count} train images" in verdict["units"]["knn_top1"]
+    most = max(len([file for file in folder.iterdir() if file not in broken]) for folder in data.iterdir())
+    assert verdict["references"]["guessing"]["knn_top1"] == round(100 * most / count, 2)
+    assert pretrain(data, run) == 0  # the same from the report
+    assert json.loads((run / "report.json").read_text())["verdict"] == verdict
+
+
 def test_a_finished_run_says_so_and_changes_nothing(
     images: Path, finished: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -264,6 +264,29 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out == f"excb {excb.__version__}\n"
 
 
+@pytest.mark.parametrize(
+    ("words", "what"),
+    [
+        ("knn --k 1", "counted as wrong"),
+        ("linear --protocol logreg", "counted as wrong"),
+        ("retrieval", "left out"),
+        ("retrieval --gallery test", ""),  # where train has no say
+    ],
+)
+def test_an_unknown_class_is_noted_once(
+    place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], words: str, what: str
+) -> None:
+    test = write_folder(tmp_path / "test", each=2, classes=("ant", "bee", "yak"))
+    line = f"{words} --ckpt {place / 'run'} --workers 0 --device cpu --no-cache --train {place / 'data' / 'train'}"
+    for quiet in ([], ["--quiet"]):
+        assert main([*line.split(), "--test", str(test), *quiet]) == 0
+        said = "".join(capsys.readouterr())
+        assert said.count("no train image is of class yak") == bool(what)
+        assert f"class yak: 2 test images {what}" in said or not what
+        if what == "left out":
+            assert "no image of the same class" not in said
+
+
 def test_images_of_an_unknown_class_count_as_wrong(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     arguments = [*DATA, "--test", "{place}/partly", "--k", "1", "--json"]
     assert evaluate(place, *arguments) == 0

@@ -155,3 +155,116 @@ def test_one_step_of_all_with_images_of_its_own_keeps_its_result(
         write_set(tmp_path / masks, train=32, test=test)
         assert main(["all", *line.format(masks=tmp_path / masks, **words).split()]) == code
     assert "has a result of other images (test)" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", EVALUATIONS)
+def test_files_beside_a_result_that_are_of_something_else_are_kept(
+    place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str
+) -> None:
+    """Whatever a command writes, it does not replace another file of that name; its own it does."""
+    words, file = EVALUATIONS[name][0], tmp_path / EVALUATIONS[name][1]
+    out = file if file.parent == tmp_path else tmp_path / "a"
+    line = words.format(run=place / "one", place=place, data="data").split()
+
+    def evaluate() -> int:
+        capsys.readouterr()
+        return main([name, *line, "--out", str(out)])
+
+    assert evaluate() == 0
+    written = {each: each.read_bytes() for each in sorted(tmp_path.rglob("*")) if each.is_file()}
+    assert len(written) > 1
+    for each, content in written.items():
+        each.write_text("path,label\na.jpg,ant\n", encoding="utf-8")
+        if each.name != "all.json":  # which is refused when steps begin
+            assert evaluate() == 2, each
+            shown = capsys.readouterr().err
+            assert (shown.count("\n"), f"{each} is there" in shown, "--overwrite" in shown) == (1, True, True), shown
+            assert each.read_text(encoding="utf-8") == "path,label\na.jpg,ant\n"
+        each.write_bytes(content)
+    assert evaluate() == 0
+    if name == "knn":  # as after a kill: a result is written last
+        file.unlink()
+        assert evaluate() == 0
+        next(each for each in written if each.suffix == ".npz").write_bytes(b"")
+        assert evaluate() == 0
+
+
+def test_a_folder_in_the_place_of_a_file_is_refused_before_anything_is_measured(
+    place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    line = [*TASK.format(run=place / "one", place=place, data="data").split(), "--out", str(tmp_path / "a.json")]
+    for name in ("a.npz", "a.json"):
+        (tmp_path / name).mkdir()
+        for more in ([], ["--overwrite"]):
+            assert main(["knn", *line, *more]) == 2
+            shown = capsys.readouterr().err
+            assert shown.count("\n") == 1
+            assert f"{tmp_path / name} is a folder" in shown
+        (tmp_path / name).rmdir()
+
+
+def test_the_tables_of_several_checkpoints_are_kept_as_well(
+    place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    line = f"all {TASK} --only knn --out {{out}}".replace("{run}", "{run} {two}")
+    words = line.format(run=place / "one", two=place / "two", place=place, data="data", out=tmp_path / "out").split()
+    assert main(words) == 0
+    for name in ("comparison.md", "comparison.svg", "comparison.csv", "one-step-5/cost.json", "one-step-5/report.html"):
+        file = tmp_path / "out" / name
+        content = file.read_bytes()
+        file.write_text("mine", encoding="utf-8")
+        capsys.readouterr()
+        assert main(words) == 2
+        assert f"{file} is there, and holds no " in capsys.readouterr().err
+        file.write_bytes(content)
+    assert main(words) == 0
+
+
+def test_leaderboard_keeps_other_files(place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "board"
+    for _ in range(2):
+        assert main(["leaderboard", "--out", str(out), "--quiet"]) == 0
+    for file in sorted(out.iterdir()):
+        content = file.read_bytes()
+        file.write_text("mine", encoding="utf-8")
+        capsys.readouterr()
+        assert main(["leaderboard", "--out", str(out), "--quiet"]) == 2
+        assert f"{file} is there, and holds no leaderboard of this version: name another" in capsys.readouterr().err
+        with pytest.raises(UserError, match="overwrite=True"):
+            excb.leaderboard([], out=out)
+        assert file.read_text(encoding="utf-8") == "mine"
+        assert main(["leaderboard", "--out", str(out), "--quiet", "--overwrite"]) == 0
+        assert file.read_bytes() == content
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        f"embed {ON} --data {{place}}/data --out {{free}}/a.npz --index {{taken}}/a.faiss",
+        f"embed {ON} --data {{place}}/data --out {{taken}}/a.npz",
+        f"search {ON} --data {{place}}/data --near-duplicates 0.9 --out {{taken}}/a.html",
+        f"map {ON} --data {{place}}/data --method tsne --out {{taken}}/a.html",
+        f"knn {TASK} --out {{taken}}/a.json",
+        f"finetune {TASK} --epochs 1 --state {{taken}}/state",
+        f"linear {TASK} --protocol resnet --epochs 1 --state {{taken}}/state",
+        f"overlap {ON} --train {{place}}/data --test {{place}}/data --out {{taken}}/a.json",
+        f"all {TASK} --only knn --out {{taken}}/a",
+        "leaderboard --out {taken}/a",
+    ],
+)
+def test_a_place_that_cannot_be_written_is_refused_before_anything_is_computed(
+    place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, line: str
+) -> None:
+    def compute(*_: object, **__: object) -> None:
+        raise AssertionError("it computes")
+
+    monkeypatch.setattr("excb.networks.features.Inputs.prepare", compute)
+    monkeypatch.setattr("excb.transfer.leaderboard.making.make", compute)
+    (tmp_path / "taken").write_text("mine", encoding="utf-8")
+    words = {"run": place / "one", "place": place, "data": "data", "taken": tmp_path / "taken", "free": tmp_path}
+    assert main(line.format(**words).split()) == 2
+    shown = capsys.readouterr()
+    assert (shown.out, shown.err.count("\n")) == ("", 1), shown.err
+    assert f"cannot write in {tmp_path / 'taken'}" in shown.err
+    assert {each.name for each in tmp_path.iterdir()} == {"taken"}
+    assert (tmp_path / "taken").read_text(encoding="utf-8") == "mine"

@@ -20,7 +20,7 @@ from excb.results.result import ResultRecord
 
 from .assignment import NOISE, ClusterAssignment
 
-RESULT, TABLE, PARQUET = CLUSTERS, "assignments.csv", "assignments.parquet"
+RESULT, TABLE, PARQUET, ATLAS = CLUSTERS, "assignments.csv", "assignments.parquet", "atlas.html"
 HEADER = ("path", "cluster", "similarity", "second_cluster", "margin", "label")
 
 

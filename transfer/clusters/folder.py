@@ -60,7 +60,7 @@ class ClusterFiles:
         curves = [drawing.Curve(result.checkpoint["name"], assignment.sizes), *others]
         drawn = drawing.draw_sizes(curves, title=f"Clusters of {_set_name(images)}, sorted by size")
         written |= {f"{SIZES}.{suffix}": packed for suffix, packed in drawn.items()}
-        written["atlas.html"] = self._atlas(result).encode()
+        written[files.ATLAS] = self._atlas(result).encode()
         result = replace(result, predictions={"file": files.TABLE, "sha256": hashlib.sha256(table).hexdigest()})
         for file, packed in written.items():
             write_bytes(packed, folder / file)

@@ -12,6 +12,8 @@ from .options import ClusterInputs, ClusterOptions
 if TYPE_CHECKING:
     import torch
 
+    from excb.results.beside import FileBeside
+
     from .task import ClusterTask
 
 
@@ -56,12 +58,27 @@ def _measure(task: "ClusterTask", options: ClusterOptions, reporter: Reporter) -
     return measure(task, options, reporter)
 
 
+def _beside(_label_sets: bool) -> "list[FileBeside]":
+    from excb.results.beside import drawn_beside, table_beside, text_beside
+    from excb.results.pictures import SIZES
+
+    from .files import ATLAS, HEADER, PARQUET, TABLE
+
+    return [
+        table_beside(TABLE, "table of clusters", HEADER),
+        text_beside(PARQUET, "table of clusters", *HEADER),
+        text_beside(ATLAS, "atlas", "<title>Cluster atlas</title>"),
+        *(drawn_beside(SIZES, suffix, named=False) for suffix in (".png", ".svg")),
+    ]
+
+
 CLUSTERS = Protocol(
     name="clusters",
     help="assign images to clusters: sizes, purity and an atlas",
     options=ClusterOptions,
     shared=ClusterInputs,
     open=_open,
+    beside=_beside,
     measure=_measure,
     work=_work,
     out="folder",

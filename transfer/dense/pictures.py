@@ -5,6 +5,9 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 from PIL import Image, ImageDraw, ImageFont
+from PIL.PngImagePlugin import PngInfo
+
+from excb.results.pictures import PROGRAM
 
 from .layouts.masks import IGNORED
 
@@ -54,7 +57,9 @@ def mask_sheet(rows: Sequence[tuple[Image.Image, Mapping[str, np.ndarray]]], cla
             left, top = GAP + column * (TILE + GAP), HEADER + GAP + number * (TILE + GAP)
             whole.paste(small, (left + (TILE - small.width) // 2, top + (TILE - small.height) // 2))
     buffer = io.BytesIO()
-    whole.save(buffer, "PNG")
+    facts = PngInfo()
+    facts.add_text("Software", PROGRAM)  # by which a command knows a picture that it may replace
+    whole.save(buffer, "PNG", pnginfo=facts)
     return buffer.getvalue()
 
 

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     import torch
 
     from excb.inference.paired import Paired
+    from excb.results.beside import FileBeside
 
     from ..task import Task
     from .setup import DenseTask
@@ -89,12 +90,23 @@ def _steps(_task: "Task", options: DenseInSuite, depends_on: Mapping[str, Any]) 
     return [SuiteStep("dense", "Dense", "dense", DenseOptions(data=options.masks), depends_on=depends_on)]
 
 
+def _beside(_label_sets: bool) -> "list[FileBeside]":
+    from excb.results.beside import drawn_beside, text_beside
+    from excb.results.pictures import MASKS
+
+    return [
+        text_beside("{}.areas.json", "areas of masks", '{"classes":[', '"areas":{'),
+        drawn_beside(MASKS),
+    ]
+
+
 DENSE = Protocol(
     name="dense",
     help="semantic segmentation on frozen maps: patch k-NN, a linear head, logistic regression",
     options=DenseOptions,
     shared=OwnSetOptions,
     open=_open,
+    beside=_beside,
     measure=_measure,
     work=_work,
     families=(

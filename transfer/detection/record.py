@@ -18,6 +18,7 @@ from .options import DetectionInSuite, DetectionOptions, DetectorInputs
 if TYPE_CHECKING:
     import torch
 
+    from excb.results.beside import FileBeside
     from excb.results.result import ResultRecord
 
     from ..published.claim import ClaimImages
@@ -152,12 +153,19 @@ def _fingerprints(folder: Path) -> dict[str, list[str]]:
     return {name: [images.fingerprint, files_hash(images)] for name, images in (("train", train), ("val", val))}
 
 
+def _beside(_label_sets: bool) -> "list[FileBeside]":
+    from excb.results.beside import text_beside
+
+    return [text_beside("{}.predictions.json", "detections", '"image_id":', '"bbox":', '"score":')]
+
+
 DETECTION = Protocol(
     name="detection",
     help="Mask R-CNN, or Faster R-CNN where there are no masks, on COCO or any set in its format",
     options=DetectionOptions,
     shared=DetectorInputs,
     open=_open,
+    beside=_beside,
     measure=_measure,
     dry_run=_dry_run,
     instead=_instead,

@@ -1,9 +1,9 @@
 """`excb-eval embed` and `excb-eval search`: their options, and what they do in each process."""
 
 import json
-import os
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -46,7 +46,7 @@ def _embed(given: list[Any], shell: Shell, device: "torch.device") -> int:
     embeddings = _indexed(options, shell, device, refuse)
     if embeddings is None or out is None:
         return 0
-    files = run_on_rank0(lambda: [embeddings.save(out), *_index(options, embeddings)])
+    files = run_on_rank0(lambda: [*_saved(embeddings, out), *_index(options, embeddings)])
     forget_unfinished(options, shell)
     reporter = shell.reporter
     reporter.note(f"wrote {', '.join(map(str, files))}")
@@ -62,6 +62,7 @@ def _embed(given: list[Any], shell: Shell, device: "torch.device") -> int:
 
 def _search(given: list[Any], shell: Shell, device: "torch.device") -> int:
     from excb.distributed.collectives import all_succeed, run_on_rank0
+    from excb.results.beside import refuse_folders
 
     from .replacing import refuse_other_search
 
@@ -71,6 +72,9 @@ def _search(given: list[Any], shell: Shell, device: "torch.device") -> int:
     if shell.out is not None and shell.out.suffix not in (".html", ".htm"):
         raise UserError.on_all_ranks(f"--out {shell.out}: the page is written to a file that ends in .html")
     all_succeed(options.check)
+    if shell.out is not None:
+        table = [] if options.near_duplicates is None else [shell.out.with_suffix(".csv")]
+        all_succeed(partial(refuse_folders, [shell.out, *table]))
 
     def refuse(source: "Source") -> None:
         if shell.out is not None:
@@ -98,7 +102,7 @@ def _answer(options: SearchOptions, shell: Shell, embeddings: "Embeddings") -> N
         with reporter.progress("pictures of the page", findings.pictures) as bar:
             page = render_search(findings, embeddings, progress=bar.advance)
         write_text(page, shell.out)
-        tables = [] if groups is None else [groups.to_csv(shell.out.with_suffix(".csv"))]
+        tables = [] if groups is None else [groups.to_csv(shell.out.with_suffix(".csv"), overwrite=True)]
         files = [shell.out, *tables, *files]
     if files:
         reporter.note(f"wrote {', '.join(map(str, files))}")
@@ -154,13 +158,17 @@ def _indexed(
 ) -> "Embeddings | None":
     """`embeddings_of`, where an index can be written if one is asked for."""
     from excb.distributed.collectives import all_succeed
+    from excb.files.atomic import check_writable_folder
+    from excb.results.beside import refuse_folders
 
-    from .exporting import require_faiss
+    from .exporting import names_beside, require_faiss
     from .replacing import refuse_other_index
 
     if (file := options.index) is None:
         return embeddings_of(options, shell, device, refuse, then)
     all_succeed(require_faiss)
+    all_succeed(partial(check_writable_folder, file.parent))
+    all_succeed(partial(refuse_folders, [file, names_beside(file)]))
 
     def refuse_either(source: "Source") -> None:
         refuse(source)
@@ -186,8 +194,7 @@ def embeddings_of(
     reporter = shell.reporter
     task: Task = computing.open_embedding(options, device, reporter)
     if not shell.overwrite:
-        weights = task.describe_checkpoint()["weights_sha256"]
-        run_on_rank0(lambda: refuse(Source(weights, os.fspath(task.train.root), task.train.paths)))
+        run_on_rank0(lambda: refuse(Source.of_task(task)))
     cache: Path | None = options.cache or cache_root()
     if options.no_cache:  # rows still go to the disk, beside the result until that is written
         cache = _state(shell.out) if shell.out is not None else None
@@ -212,8 +219,16 @@ def forget_unfinished(options: AnyImagesOptions, shell: Shell) -> None:
         shutil.rmtree(_state(shell.out), ignore_errors=True)
 
 
+def _saved(embeddings: "Embeddings", out: Path) -> list[Path]:
+    """The files written for --out, which was looked at before."""
+    from .table import csv_table
+
+    file = embeddings.save(out, overwrite=True)
+    return [file, csv_table.facts_beside(file)] if file.suffix == csv_table.SUFFIX else [file]
+
+
 def _index(options: EmbedOptions, embeddings: "Embeddings") -> list[Path]:
-    return [] if options.index is None else embeddings.save_index(options.index)
+    return [] if options.index is None else embeddings.save_index(options.index, overwrite=True)
 
 
 EMBED = shell_command(

@@ -16,6 +16,8 @@ from ..clusters.assignment import NOISE
 from ..clusters.options import ClusterOptions
 from ..clusters.partition import Partition
 from ..clusters.protocol import measure_clusters
+from ..clusters.record import CLUSTERS
+from ..runner import refuse_other_files
 
 NO_LABEL = "(no label)"  # of images without one, in the atlas
 
@@ -65,10 +67,18 @@ class EmbeddingClusters(Sequence[Any]):
         beside = f", {plural(left, 'outlier')}" if left else ""
         return f"{plural(len(self), 'cluster')} of {plural(len(self.embeddings), 'image')}{beside}"
 
-    def save(self, folder: str | Path, *, quiet: bool = False) -> list[Path]:
+    def save(self, folder: str | Path, *, quiet: bool = False, overwrite: bool = False) -> list[Path]:
         """Write what `excb-eval clusters --out FOLDER` writes: atlas.html, assignments.csv, sizes, clusters.json.
 
-        Pictures of files that are gone are left out. Raises UserError if the folder cannot be written.
+        Pictures of files that are gone are left out.
+
+        Args:
+            folder: it may hold clusters of the same network and images, which are replaced.
+            quiet: no notes and no progress.
+            overwrite: replace whatever is there.
+
+        Raises:
+            UserError: the folder cannot be written, or has files of something else.
         """
         made, images = self.embeddings, self._image_set()
         data = {"images": {"root": made.root, "images": len(images), "fingerprint": images.fingerprint}}
@@ -83,6 +93,15 @@ class EmbeddingClusters(Sequence[Any]):
             since=time.monotonic(),
             remarks=self._remarks(),
         )
+        if not overwrite:
+            refuse_other_files(
+                CLUSTERS,
+                CLUSTERS.result_file(Path(folder)),
+                weights=measured.result.checkpoint.get("weights_sha256"),
+                data=measured.result.data,
+                label_sets=False,
+                advice="name another folder, or replace it with overwrite=True",
+            )
         return measured.write(measured.result, Path(folder))
 
     def _remarks(self) -> list[str]:

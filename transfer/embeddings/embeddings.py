@@ -120,9 +120,18 @@ class Embeddings(Vectors):
         """A data frame indexed by path: label if there are some, v0, v1, ... Raises UserError without pandas."""
         return tables.to_pandas(self, self.vectors)
 
-    def to_csv(self, file: str | Path) -> Path:
-        """Write FILE.csv with path, label if there are some, v0, v1, ... Raises UserError if it cannot be written."""
-        return write_csv(self, Path(path_text(file, FILE)))
+    def to_csv(self, file: str | Path, *, overwrite: bool = False) -> Path:
+        """Write a CSV with path, label if there are some, v0, v1, ...; FILE.csv.json says what made the vectors.
+
+        Raises:
+            UserError: it cannot be written, or as `save`.
+        """
+        from .replacing import PYTHON_ADVICE, Source, refuse_other_csv
+
+        place = Path(path_text(file, FILE))
+        if not overwrite:
+            refuse_other_csv(place, Source.of(self), PYTHON_ADVICE)
+        return write_csv(self, place)
 
     def files(self, matches: "Iterable[Match | str]") -> list[Path]:
         """The files of matches or of paths, for `excb.image_grid`; of images in a folder."""
@@ -302,11 +311,12 @@ class Embeddings(Vectors):
         seed: int = 0,
         pictures_mb: float = 32.0,
         quiet: bool = False,
+        overwrite: bool = False,
     ) -> "MapResult":
         """Write FILE.html: the images in the plane, with pictures, colours, search and selection.
 
         Args:
-            file: the page, which needs no other file.
+            file: the page, which needs no other file. An earlier map of the same network and images is replaced.
             labels: one per image in their order, or by path; by default the embeddings' own, else class folders.
             colours: more columns by name, likewise, such as clusters and predictions.
             colour_by: the column that colours the map at first.
@@ -314,18 +324,26 @@ class Embeddings(Vectors):
             seed: of the layout.
             pictures_mb: megabytes of pictures at most.
             quiet: no notes and no progress.
+            overwrite: replace another page or file as well.
 
         Returns:
             The file, and the `projection` with the `points` [N, 2].
 
         Raises:
-            UserError: Bokeh or UMAP is not installed, a column does not fit the images, or the file cannot be written.
+            UserError: Bokeh or UMAP is not installed, a column does not fit the images, or the file cannot be written,
+                or is of something else.
         """
-        from .maps import draw_map
+        from excb.pages.origin import refuse_other_page
 
+        from .maps import draw_map
+        from .replacing import PYTHON_ADVICE, Source
+
+        place = Path(path_text(file, FILE))
+        if not overwrite:
+            refuse_other_page(place, Source.of(self).page("map"), advice=PYTHON_ADVICE)
         return draw_map(
             self,
-            Path(path_text(file, FILE)),
+            place,
             labels=labels,
             colours=colours,
             colour_by=colour_by,
@@ -335,25 +353,42 @@ class Embeddings(Vectors):
             reporter=Reporter(quiet=quiet),
         )
 
-    def save(self, file: str | Path) -> Path:
+    def save(self, file: str | Path, *, overwrite: bool = False) -> Path:
         """Write FILE.npz, FILE.parquet or FILE.safetensors, which `Embeddings.load` reads, or FILE.csv, in flat memory.
 
+        Args:
+            file: it may hold vectors of the same network and of these images or fewer, which are replaced.
+            overwrite: replace whatever is there.
+
         Raises:
-            UserError: the name ends otherwise, or the file cannot be written.
+            UserError: the name ends otherwise, or the file cannot be written, or has something else.
         """
-        from .table.files import write_vectors
+        from .replacing import PYTHON_ADVICE, Source, refuse_other_vectors
+        from .table.files import check_vectors_file, write_vectors
 
-        return write_vectors(self, Path(path_text(file, FILE)))
+        place = Path(path_text(file, FILE))
+        check_vectors_file(place)
+        if not overwrite:
+            refuse_other_vectors(place, Source.of(self), advice=PYTHON_ADVICE)
+        return write_vectors(self, place)
 
-    def save_index(self, file: str | Path) -> list[Path]:
+    def save_index(self, file: str | Path, *, overwrite: bool = False) -> list[Path]:
         """Write a FAISS index of the unit vectors (inner products are cosines), and FILE.json with their paths.
 
+        Args:
+            file: it may be an index of the same network and of these images or fewer, which is replaced.
+            overwrite: replace whatever is there.
+
         Raises:
-            UserError: FAISS is not installed, or a file cannot be written.
+            UserError: FAISS is not installed, or a file cannot be written, or is something else.
         """
         from .exporting import write_index
+        from .replacing import PYTHON_ADVICE, Source, refuse_other_index
 
-        return write_index(self, Path(path_text(file, FILE)))
+        place = Path(path_text(file, FILE))
+        if not overwrite:
+            refuse_other_index(place, Source.of(self), advice=PYTHON_ADVICE)
+        return write_index(self, place)
 
     def to_fiftyone(self, name: str | None = None, *, labels: "Labels | None" = None) -> Any:
         """A `fiftyone.Dataset` of the images' files, with the fields `embedding` and `ground_truth`.

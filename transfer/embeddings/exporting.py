@@ -74,9 +74,14 @@ def write_index(made: Vectors, file: Path) -> list[Path]:
         faiss.write_index(index, str(temporary))
         with read_again(file):
             _check_index(temporary, index)
-    names = file.with_name(f"{file.name}.json")
+    names = names_beside(file)
     json_text.write_json(made.describe() | {"paths": list(made.paths)}, names, indent=1)
     return [file, names]
+
+
+def names_beside(index: Path) -> Path:
+    """FILE.json of an index, with the paths of its rows."""
+    return index.with_name(f"{index.name}.json")
 
 
 def _check_index(file: Path, index: Any) -> None:

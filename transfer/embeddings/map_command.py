@@ -58,6 +58,7 @@ class MapOptions(AnyImagesOptions):
 def _map(given: list[Any], shell: Shell, device: "torch.device") -> int:
     from excb.distributed.collectives import all_succeed, run_on_rank0
     from excb.pages.origin import refuse_other_page
+    from excb.results.beside import refuse_folders
 
     from ..map.page import require_bokeh
     from ..map.projection import NAMES, require_method
@@ -70,6 +71,8 @@ def _map(given: list[Any], shell: Shell, device: "torch.device") -> int:
         raise UserError.on_all_ranks("name the page to write with --out map.html")
     if shell.out is not None and shell.out.suffix not in (".html", ".htm"):
         raise UserError.on_all_ranks(f"--out {shell.out}: the map is written to a file that ends in .html")
+    if shell.out is not None:
+        all_succeed(partial(refuse_folders, [shell.out]))
     all_succeed(require_bokeh)
     umap = all_succeed(partial(require_method, options.method)) and options.method != "tsne"
     then, file = [f"a layout of these vectors by {NAMES['umap' if umap else 'tsne']}"], options.embeddings

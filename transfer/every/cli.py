@@ -52,7 +52,7 @@ def _work(given: list[Any], shell: Shell, device: "torch.device") -> int:
     warn_of_unknown(task, reporter)
     steps = suite.steps(task, options)
     if shell.out is not None and not shell.overwrite:
-        run_on_rank0(partial(suite.refuse_other_results, steps, shell.out))
+        run_on_rank0(partial(_refuse_others, steps, shell.out))
     if shell.dry_run:
         if is_rank0():
             _show(suite.plan_suite(steps, shell.out), reporter, as_json=shell.json)
@@ -76,6 +76,16 @@ def _check(options: SuiteOptions, shell: Shell) -> None:
     all_succeed(options.check)
 
 
+def _refuse_others(steps: "Sequence[PlannedStep]", folder: Path) -> None:
+    """Refuse a folder for one checkpoint that has other results, or another page."""
+    from excb.results.beside import page_beside
+
+    from . import suite
+
+    suite.refuse_other_results(steps, folder)
+    suite.refuse_other_tables(folder, [page_beside(PAGE, "all")])
+
+
 def _several(
     options: SuiteOptions,
     shell: Shell,
@@ -93,7 +103,9 @@ def _several(
         reporter.warn(preparation.note)
     if out is not None and not shell.overwrite:
         for one in entered:
-            run_on_rank0(partial(suite.refuse_other_results, one.steps, out / one.folder))
+            run_on_rank0(partial(_refuse_others, one.steps, out / one.folder))
+            run_on_rank0(partial(suite.refuse_other_tables, out / one.folder, several.files_of_one()))
+        run_on_rank0(partial(suite.refuse_other_tables, out, several.files_of_comparison()))
     if shell.dry_run:
         if is_rank0():
             plans = {

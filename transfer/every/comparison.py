@@ -17,7 +17,7 @@ from ..standings.forms import Sheet
 from ..standings.table import FigureCell, FigureColumn, FigureRow, FigureTable, with_tiers
 from .cost import FACTS, Cost
 
-_CSV = ("checkpoint", "kind", "figure", "percent", "low", "high", "tier", "parameters", "flops", "images_per_second")
+COLUMNS = ("checkpoint", "kind", "figure", "percent", "low", "high", "tier", "parameters", "flops", "images_per_second")
 
 
 @dataclass(frozen=True)
@@ -107,7 +107,7 @@ class Comparison:
             counts = (cost.parameters, cost.flops, cost.images_per_second) if cost else (None, None, None)
             for figure, cell in row.cells.items():
                 lines.append([row.name, kind, figure, cell.value, *(cell.interval or (None, None)), cell.tier, *counts])
-        return csv_table(_CSV, lines)
+        return csv_table(COLUMNS, lines)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from excb.charts.style import figure_bytes
+from excb.charts.style import FORMATS, figure_bytes
 from excb.console import Reporter
 from excb.distributed.collectives import run_on_rank0
 from excb.errors import UserError
@@ -16,6 +16,7 @@ from excb.files.atomic import write_bytes
 from excb.files.foreign import read_bytes
 from excb.networks.backbone import check_resolution, weights_hash
 from excb.networks.preprocessing import Preprocessing
+from excb.results.beside import FileBeside, drawn_beside, text_beside
 from excb.results.pictures import COMPARISON
 
 from ..protocols import answers_beside
@@ -23,7 +24,7 @@ from ..standings import forms
 from ..standings.chart import draw_table
 from ..task import Task
 from . import cost, suite
-from .comparison import Comparison, EvaluatedCheckpoint, side_by_side
+from .comparison import COLUMNS, Comparison, EvaluatedCheckpoint, side_by_side
 from .suite import PlannedStep, StepOutcome
 
 NAME, COST = COMPARISON, "cost.json"  # of the files; the second lies with each checkpoint's results
@@ -182,6 +183,20 @@ def write_comparison(comparison: Comparison, folder: Path, *, report: str) -> li
     for suffix, content in contents.items():
         write_bytes(content, folder / f"{NAME}.{suffix}")
     return [folder / f"{NAME}.{suffix}" for suffix in contents]
+
+
+def files_of_comparison() -> list[FileBeside]:
+    """The files that `write_comparison` writes."""
+    return [
+        *forms.sheet_files(NAME, "all", COLUMNS),
+        text_beside(f"{NAME}.json", "comparison", '"columns": [', '"checkpoints": ['),
+        *(drawn_beside(NAME, suffix, named=False) for suffix in FORMATS),
+    ]
+
+
+def files_of_one() -> list[FileBeside]:
+    """The files in a checkpoint's folder beside its results and their page."""
+    return [text_beside(COST, "cost of a network", '"identity": {', '"cost": {')]
 
 
 def show_comparison(comparison: Comparison, reporter: Reporter) -> None:

@@ -17,10 +17,12 @@ from excb.files import json_text
 from excb.files.foreign import read_bytes, read_text
 from excb.networks.backbone import weights_hash
 from excb.option_parser import of_words, to_words
+from excb.results.beside import FileBeside, refuse_other_beside
 from excb.results.replacing import refuse_other_result, result_at
 from excb.results.result import ResultRecord
 from excb.version import __version__
 
+from ..data.multilabel import has_label_sets
 from ..options import AGAINST, BASELINES, REFERENCES, PassOptions
 from ..protocol import Protocol, SuiteStep
 from ..protocols import PROTOCOLS, of_command
@@ -29,6 +31,7 @@ from ..task import Task
 from .options import SuiteOptions, options_of
 
 STATE = "all.json"  # in the folder: what every finished step's result depends on
+_ADVICE = "name another folder with --out, or replace its files with --overwrite"
 _WORDS = {
     "weights": "the checkpoint",
     "preprocessing": "the preprocessing",
@@ -54,6 +57,7 @@ class PlannedStep:
     depends_on: Mapping[str, Any] = field(default_factory=dict)  # all that its result depends on, beside the words
     skipped: str = ""  # why it does not apply; empty where it does
     evaluation: Evaluation | None = None  # of steps that are protocols and apply
+    beside: Sequence[FileBeside] = ()  # files that are written beside its result, of steps on the suite's images
 
 
 # Runs a step, and writes its result to FILE.json; its files are returned.
@@ -89,7 +93,9 @@ def steps(task: Task, options: SuiteOptions) -> list[PlannedStep]:
             f"--only {wrong[0]}: no such protocol{nearest_name(wrong[0], names)} (there are {', '.join(names)})"
         )
     wanted = [
-        _step(protocol, step, options) for protocol, step in planned if not options.only or step.name in options.only
+        _step(protocol, step, options, task)
+        for protocol, step in planned
+        if not options.only or step.name in options.only
     ]
     if all(step.skipped for step in wanted):
         raise UserError(f"nothing to evaluate: {wanted[0].name} does not apply ({wanted[0].skipped})")
@@ -105,7 +111,7 @@ def _steps_of(name: str, task: Task, options: SuiteOptions, depends_on: Mapping[
     return protocol.in_suite.steps(task, options_of(options, protocol.in_suite.options), {**depends_on, **asked})
 
 
-def _step(protocol: Protocol, step: SuiteStep, options: SuiteOptions) -> PlannedStep:
+def _step(protocol: Protocol, step: SuiteStep, options: SuiteOptions, task: Task) -> PlannedStep:
     """A step with the options of `all` that reach it, checked before any step runs.
 
     Raises:
@@ -113,9 +119,11 @@ def _step(protocol: Protocol, step: SuiteStep, options: SuiteOptions) -> Planned
     """
     if step.skipped:
         return PlannedStep(step.name, step.title, [protocol.name], skipped=step.skipped)
+    beside: Sequence[FileBeside] = ()
     if protocol.shares_task:  # whose sizes and images are in the task already
         names = {each.name for each in fields(protocol.shared)}
         shared = protocol.shared(**{name: getattr(options, name) for name in names})
+        beside = protocol.beside(has_label_sets(task.test))
     else:
         shared = narrowed(options_of(options, PassOptions), protocol.shared, owner=protocol.name)
         shared = replace(shared, **{name: getattr(options, name) for name in protocol.references})
@@ -123,7 +131,7 @@ def _step(protocol: Protocol, step: SuiteStep, options: SuiteOptions) -> Planned
     evaluation = Evaluation(protocol, shared, step.options)
     evaluation.check()
     words = [protocol.name, *to_words(step.options)]
-    return PlannedStep(step.name, step.title, words, step.depends_on, evaluation=evaluation)
+    return PlannedStep(step.name, step.title, words, step.depends_on, evaluation=evaluation, beside=beside)
 
 
 def common(task: Task, network: str) -> dict[str, Any]:
@@ -145,6 +153,11 @@ def identity(step: PlannedStep) -> dict[str, Any]:
     return values
 
 
+def refuse_other_tables(folder: Path, files: Sequence[FileBeside]) -> None:
+    """Refuse a folder with files of something else, which pages and tables would replace. Raises UserError then."""
+    refuse_other_beside(folder / STATE, files, advice=_ADVICE)
+
+
 def refuse_other_results(planned: Sequence[PlannedStep], folder: Path) -> None:
     """Refuse a folder with results of another checkpoint or of other labelled images, which steps would replace.
 
@@ -158,12 +171,11 @@ def refuse_other_results(planned: Sequence[PlannedStep], folder: Path) -> None:
         UserError: it has one.
     """
     for step in planned:
-        file = folder / f"{step.name}.json"
-        try:
-            before = None if step.skipped else result_at(file)
-        except UserError:  # damaged: it is measured again
+        if step.skipped:
             continue
-        if before is not None:
+        file = folder / f"{step.name}.json"
+        refuse_other_beside(file, step.beside, advice=_ADVICE)
+        if (before := result_at(file, advice=_ADVICE)) is not None:
             images = {part: step.depends_on[part][0] for part in ("train", "test") if part in step.depends_on}
             protocol = of_command(step.words[0])
             refuse_other_result(
@@ -172,7 +184,7 @@ def refuse_other_results(planned: Sequence[PlannedStep], folder: Path) -> None:
                 is_protocol=partial(operator.eq, step.words[0]) if protocol is None else protocol.made,
                 weights=step.depends_on.get("weights"),
                 images=images,
-                advice="name another folder with --out, or replace its results with --overwrite",
+                advice=_ADVICE,
             )
 
 
@@ -274,12 +286,14 @@ def _remember(step: PlannedStep, folder: Path) -> None:
 
 def _state(folder: Path) -> dict[str, Any]:
     try:
-        state = json_text.parse(read_text(folder / STATE))
+        state: dict[str, Any] = json_text.parse(read_text(folder / STATE))
+        if not isinstance(state, dict):
+            raise ValueError("it has no record of steps")
     except FileNotFoundError:
         return {}
     except (OSError, ValueError) as error:
         raise UserError(f"cannot read {folder / STATE} ({error}): remove it to measure all again") from None
-    return state if isinstance(state, dict) else {}
+    return state
 
 
 def _digest(file: Path) -> str:

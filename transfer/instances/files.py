@@ -14,6 +14,8 @@ from .page import render_queries
 from .scores import InstanceMeasurements
 from .setup import InstanceTask, gallery_names
 
+PAIRS = ("query_id", "reference_id", "score")  # columns, as the Image Similarity Challenge has them
+
 
 @dataclass(frozen=True)
 class InstanceFiles:
@@ -58,4 +60,4 @@ class InstanceFiles:
             for query, (images, similarities) in enumerate(zip(candidates.images, candidates.similarities, strict=True))
             for image, similarity in zip(images.tolist(), similarities.tolist(), strict=True)
         )
-        return plain_table(["query_id", "reference_id", "score"], rows)
+        return plain_table(PAIRS, rows)

@@ -14,6 +14,8 @@ from .options import InstanceOptions
 if TYPE_CHECKING:
     import torch
 
+    from excb.results.beside import FileBeside
+
     from .setup import InstanceTask
 
 _REVISITED = re.compile(r"revisited_(mAP|mP_at_\d+)_(medium|hard|easy)")
@@ -47,12 +49,25 @@ def _kind_of(figure: str) -> FigureKind | None:
     return None
 
 
+def _beside(label_sets: bool) -> "list[FileBeside]":
+    from excb.results.beside import page_beside, scored_files, table_beside
+
+    from .files import PAIRS
+
+    return [
+        *scored_files(label_sets, pictures=()),
+        page_beside("{}.html", "instances"),
+        table_beside("{}.pairs.csv", "table of pairs", PAIRS),
+    ]
+
+
 INSTANCES = Protocol(
     name="instances",
     help="the same object, or a copied image: ROxford, RParis, Copydays, DISC21, or pairs of your own",
     options=InstanceOptions,
     shared=OwnSetOptions,
     open=_open,
+    beside=_beside,
     measure=_measure,
     work=_work,
     families=(

@@ -11,6 +11,8 @@ from ..reporting.fields import named
 from .options import LayersOptions
 
 if TYPE_CHECKING:
+    from excb.results.beside import FileBeside
+
     from ..task import Task
 
 
@@ -41,12 +43,20 @@ def _work(task: "Task", options: LayersOptions, _reporter: Reporter) -> Work:
     )
 
 
+def _beside(label_sets: bool) -> "list[FileBeside]":
+    from excb.results.beside import drawn_beside, scored_files
+    from excb.results.pictures import LAYERS as HEAT_MAP
+
+    return [*scored_files(label_sets), *(drawn_beside(HEAT_MAP, suffix) for suffix in (".png", ".svg"))]
+
+
 LAYERS = Protocol(
     name="layers",
     help="every block and pooling of a backbone: the best one, chosen on held-out train images",
     options=LayersOptions,
     shared=TaskOptions,
     open=labelled(),
+    beside=_beside,
     measure=_measure,
     work=_work,
     shares_task=True,

@@ -7,12 +7,14 @@ from pathlib import Path
 from excb.cli import Command, Parser, local_path
 from excb.console import Reporter, plural
 from excb.errors import UserError, require
+from excb.files.atomic import check_writable_folder
 
 
 def _add_options(parser: Parser) -> None:
     add = parser.add_argument
     add("results", nargs="*", type=Path, metavar="RESULTS", help="result files, or folders of them")
     add("--out", type=local_path, metavar="DIR", help="write leaderboard.md, .csv and .html here")
+    add("--overwrite", action="store_true", help="replace files of these names that are no leaderboard")
     add("--check", action="store_true", help="check that RESULTS are fit for a leaderboard, and write nothing")
     add("--submit", type=Path, metavar="DIR", help="check RESULTS, and write them here without this machine's paths")
     add("--claims", action="append", default=[], type=Path, metavar="FILE.toml", help="more published figures")
@@ -25,19 +27,24 @@ def _run(args: argparse.Namespace) -> int:
     if args.check or args.submit is not None:
         _refuse_idle(args)
         return _check(args, reporter)
+    require(args.out is not None or not args.overwrite, "--overwrite is of files: name their folder with --out DIR")
     if args.out is None and not args.json:
         raise UserError("name the folder to write with --out DIR (or --json to see what is in it)")
     if args.out is not None and args.out.exists() and not args.out.is_dir():
         raise UserError(f"--out {args.out} is a file: name a folder")
     from .board import MEASURED, PUBLISHED
-    from .making import make
+    from .making import make, refuse_other_leaderboard
 
+    if args.out is not None:
+        check_writable_folder(args.out)
+    if args.out is not None and not args.overwrite:
+        refuse_other_leaderboard(args.out)
     made = make(args.results, claims=args.claims, out=args.out)
     if others := made.passed_over:
         without = plural(len(others), "result has", "results have")
         reporter.note(f"{without} no figure that a leaderboard shows, such as {others[0]}")
     if args.out is not None:
-        reporter.note(f"wrote {', '.join(map(str, made.save(args.out)))}")
+        reporter.note(f"wrote {', '.join(map(str, made.save(args.out, overwrite=True)))}")
     if args.json:
         reporter.answer(json.dumps(made.to_dict(), indent=2, ensure_ascii=False))
         return 0
@@ -54,7 +61,11 @@ def _refuse_idle(args: argparse.Namespace) -> None:
     """Refuse options of the tables, where none are made."""
     which = "--submit" if args.submit is not None else "--check"
     require(not (args.check and args.submit is not None), "--submit checks what it writes: leave out --check")
-    for name, given in (("--out", args.out is not None), ("--claims", bool(args.claims))):
+    for name, given in (
+        ("--out", args.out is not None),
+        ("--overwrite", args.overwrite),
+        ("--claims", bool(args.claims)),
+    ):
         require(not given, f"{name} is of the leaderboard, and {which} makes none: leave it out")
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 from excb.console import plural
 from excb.files.atomic import write_text
+from excb.results.beside import refuse_other_beside, table_beside, text_beside
 from excb.results.result import ResultRecord
 
 from ..published import registry
@@ -16,6 +17,7 @@ from .board import Board
 from .gather import gather
 from .sorting import boards
 
+ADVICE = "name another folder with --out, or replace it with --overwrite"
 FILES = ("leaderboard.md", "leaderboard.csv", "leaderboard.html")
 
 
@@ -37,8 +39,18 @@ class Leaderboard:
         """The tables as plain values, as `excb-eval leaderboard --json` prints them."""
         return tables.boards_as_dict(self.boards)
 
-    def save(self, folder: str | Path) -> list[Path]:
-        """Write leaderboard.md, leaderboard.csv and leaderboard.html. Raises UserError if one cannot be written."""
+    def save(self, folder: str | Path, *, overwrite: bool = False) -> list[Path]:
+        """Write leaderboard.md, leaderboard.csv and leaderboard.html.
+
+        Args:
+            folder: it may hold an earlier leaderboard, which is replaced.
+            overwrite: replace other files of these names as well.
+
+        Raises:
+            UserError: one cannot be written, or is there and no leaderboard.
+        """
+        if not overwrite:
+            refuse_other_leaderboard(Path(folder), advice="name another folder, or replace it with overwrite=True")
         points, left_out = figure.figure_points(self.published, self.boards)
         texts = (
             tables.boards_as_markdown(self.boards),
@@ -55,6 +67,17 @@ class Leaderboard:
         return "\n".join(
             ["Leaderboard", *(f"  {board.title}, {board.images}: {plural(count, 'row')}" for board, count in rows)]
         )
+
+
+def refuse_other_leaderboard(folder: Path, *, advice: str = ADVICE) -> None:
+    """Refuse a folder with files that are no leaderboard, and would be replaced. Raises UserError then."""
+    table, lines, shown = FILES
+    files = [
+        text_beside(table, "leaderboard", "# Leaderboard\n"),
+        table_beside(lines, "leaderboard", tables.COLUMNS),
+        text_beside(shown, "leaderboard", "<footer>Ranks are given among figures of one protocol only"),
+    ]
+    refuse_other_beside(folder / table, files, advice=advice)
 
 
 def make(

@@ -28,6 +28,8 @@ from .matching import DescriptorRows, Pair, pairs
 NEIGHBOURS, TEMPERATURE = 20, 0.07  # of the k-NN figure: DINO's
 SHARE, ALL, WITHOUT, ONLY = "overlap_images", "overlap_knn_all", "overlap_knn_without", "overlap_knn_only"
 
+PAIRS = ("test", "train", "cosine", "bits", "by", "mirrored")  # columns
+
 
 @dataclass(frozen=True)
 class Audit:
@@ -51,7 +53,7 @@ class Audit:
         """One line per pair, the most similar first."""
         described = (self.describe(pair).values() for pair in self.pairs)
         rows = [[path_cell(cell) if isinstance(cell, str) else cell for cell in cells] for cells in described]
-        return plain_table(["test", "train", "cosine", "bits", "by", "mirrored"], rows)
+        return plain_table(PAIRS, rows)
 
     def describe(self, pair: Pair) -> dict[str, Any]:
         """A pair with the names of its images, for JSON; the cosine is None without a checkpoint."""

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     import torch
 
     from excb.images.image_set import Images
+    from excb.results.beside import FileBeside
 
     from ..task import Task
     from .auditing import Audit
@@ -48,8 +49,8 @@ def _overlap(given: list[Any], shell: Shell, device: "torch.device") -> int:
         refuse_results_among((train, test), shell.out.parent)
     task = None if options.ckpt is None else task_on(options, train, test, device, reporter=reporter)
     hashing = _hashing(options, train, test, reporter if task is None else Reporter(quiet=True))
-    if shell.out is not None and not shell.overwrite:
-        run_on_rank0(partial(_refuse_other_result, shell.out, task or hashing))
+    if shell.out is not None:
+        run_on_rank0(partial(_refuse_others, shell.out, task or hashing, overwrite=shell.overwrite))
     if shell.dry_run:
         then = (
             "a perceptual hash of every image",
@@ -72,14 +73,28 @@ def _overlap(given: list[Any], shell: Shell, device: "torch.device") -> int:
     return 0
 
 
-def _refuse_other_result(out: Path, task: "Task") -> None:
+def _beside() -> "list[FileBeside]":
+    from excb.results.beside import page_beside, table_beside
+
+    from .auditing import PAIRS
+
+    return [table_beside("{}.pairs.csv", "table of pairs", PAIRS), page_beside("{}.html", "overlap")]
+
+
+def _refuse_others(out: Path, task: "Task", *, overwrite: bool) -> None:
     """Refuse to replace a result of other weights or folders; images of one folder may be left out as unreadable.
 
     Raises:
-        UserError: the file has one.
+        UserError: the file has one, a file beside it holds something else, or a folder is in one's place.
     """
     from excb.networks.backbone import weights_hash
+    from excb.results.beside import refuse_folders, refuse_other_beside
     from excb.results.replacing import refuse_other_result, result_at
+
+    beside = _beside()
+    refuse_folders([out, *(each.at(out) for each in beside)])
+    if overwrite:
+        return
 
     if (before := result_at(out)) is not None:
         roots = {name: facts.get("root") for name, facts in before.data.items() if isinstance(facts, dict)}
@@ -90,6 +105,7 @@ def _refuse_other_result(out: Path, task: "Task") -> None:
             weights=weights_hash(task.backbone.network),
             images={name: each.fingerprint for name, each in task.sets.items() if roots.get(name) != str(each.root)},
         )
+    refuse_other_beside(out, beside)
 
 
 def _hashing(options: OverlapOptions, train: "Images", test: "Images", reporter: Reporter) -> "Task":
@@ -116,8 +132,7 @@ def _answer(shell: Shell, audited: "Audit", reporter: Reporter) -> None:
     from .page import render_audit, shown_pairs
 
     if shell.out is not None:
-        stem = shell.out.name.removesuffix(".json")
-        listed, shown_page = (shell.out.with_name(f"{stem}{ending}") for ending in (".pairs.csv", ".html"))
+        listed, shown_page = (each.at(shell.out) for each in _beside())
         with reporter.progress("pictures of the page", len(shown_pairs(audited))) as bar:
             page = render_audit(audited, progress=bar.advance)
         write_text(audited.to_csv(), listed)

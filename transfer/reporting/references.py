@@ -1,6 +1,6 @@
 """References beside the figures of a result: guessing, features that no network makes, the same network untrained."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +16,7 @@ from excb.references.guessing import CHANCE, MAJORITY, chance, majority
 from excb.references.untrained import NETWORK
 from excb.results.result import ResultRecord
 
+from ..task import UNKNOWN
 from .predictions import Predictions
 
 if TYPE_CHECKING:
@@ -134,11 +135,17 @@ def below(result: ResultRecord) -> list[str]:
     return sentences
 
 
-def tell_notes(result: ResultRecord, reporter: Reporter) -> None:
-    """Print a result's notes, less those that `print_references` warns of."""
-    warned = set(_warnings(result))
+def tell_notes(result: ResultRecord, reporter: Reporter, *, said: Collection[str] = ()) -> None:
+    """Print a result's notes, less those that `print_references` warns of, and what the task said when it opened.
+
+    Args:
+        result: whose notes.
+        reporter: prints them.
+        said: other notes that were printed before.
+    """
+    warned = {*_warnings(result), *said}
     for note in result.notes:
-        if note not in warned:
+        if note not in warned and not note.startswith(UNKNOWN):
             reporter.note(note)
 
 

@@ -97,16 +97,18 @@ def measure(task: Task, options: RetrievalOptions, reporter: Reporter) -> Measur
         notes=[note] if without else [],
     )
     gallery_size = len(rows) - (gallery == "test")
-    show = partial(_show, result, len(queries) - without, gallery_size)
+    # Of a class that train lacks, the task has said so.
+    said = [note] if gallery == "train" else []
+    show = partial(_show, result, len(queries) - without, gallery_size, said)
     return Measurement(result, scored, show, ScoredFiles(scored))
 
 
-def _show(result: ResultRecord, queries: int, gallery: int, reporter: Reporter) -> None:
+def _show(result: ResultRecord, queries: int, gallery: int, said: list[str], reporter: Reporter) -> None:
     rows = [
         [name.removeprefix("retrieval_").replace("_", " "), f"{value:.2f}", interval_text(result.intervals.get(name))]
         for name, value in result.figures.items()
     ]
-    tell_notes(result, reporter)
+    tell_notes(result, reporter, said=said)
     reporter.table(
         f"Retrieval, {plural(queries, 'query', 'queries')} in a gallery of {plural(gallery, 'image')}",
         ["figure", "%", "95 % interval"],

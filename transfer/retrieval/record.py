@@ -12,6 +12,8 @@ from ..protocol import Family, FigureKind, InSuite, Measurement, Protocol, Suite
 from .options import RetrievalOptions
 
 if TYPE_CHECKING:
+    from excb.results.beside import FileBeside
+
     from ..task import Task
 
 _FIGURE = re.compile(r"retrieval_(mAP|R_precision|recall_at_\d+)")
@@ -45,17 +47,28 @@ def _steps(task: "Task", _options: Any, depends_on: Mapping[str, Any]) -> list[S
     return [SuiteStep("retrieval", "Retrieval", "retrieval", RetrievalOptions(), skipped=why, depends_on=depends_on)]
 
 
-_UNKNOWN = "left out"
+def _unknown(options: RetrievalOptions | None) -> str:
+    """Test images retrieve each other where they are the gallery themselves, whatever classes train has."""
+    return "" if options is not None and options.gallery == "test" else "left out"
+
+
+def _beside(label_sets: bool) -> "list[FileBeside]":
+    from excb.results.beside import scored_files
+
+    return scored_files(label_sets, pictures=())
+
+
 RETRIEVAL = Protocol(
     name="retrieval",
     help="images of the same class by cosine on frozen features: mAP, R-precision, recall@k",
     options=RetrievalOptions,
     shared=FrozenOptions,
-    open=labelled(unknown=_UNKNOWN),
+    open=labelled(unknown=_unknown),
+    beside=_beside,
     measure=_measure,
     work=_work,
     shares_task=True,
-    unknown=_UNKNOWN,
+    unknown=_unknown,
     families=(Family("retrieval", "Retrieval of images of the same class", "Retrieval"),),
     kind_of=_kind_of,
     cost=one_pass,

@@ -15,6 +15,7 @@ from .options import RobustnessOptions
 
 if TYPE_CHECKING:
     from excb.images.image_set import Images
+    from excb.results.beside import FileBeside
 
     from ..published.claim import ClaimImages
     from ..task import Task
@@ -93,12 +94,20 @@ def _cost(options: Mapping[str, Any], images: "ClaimImages") -> float | None:
     return float(images.train + images.test * (1 + cells))
 
 
+def _beside(label_sets: bool) -> "list[FileBeside]":
+    from excb.results.beside import scored_files
+    from excb.results.pictures import SEVERITY
+
+    return scored_files(label_sets, pictures=(SEVERITY,))
+
+
 ROBUSTNESS = Protocol(
     name="robustness",
     help="one head trained on clean images, judged on corrupted ones and on other test sets: mCE, drop, calibration",
     options=RobustnessOptions,
     shared=TaskOptions,
     open=labelled(),
+    beside=_beside,
     measure=_measure,
     work=_work,
     shares_task=True,

@@ -29,6 +29,7 @@ def _work(given: list[Any], shell: Shell, device: "torch.device") -> int:
 
     from ..every import suite
     from .choosing import open_sets, sets_named
+    from .gathering import files_of_tables
     from .heads import Options
     from .running import Sets
 
@@ -49,6 +50,7 @@ def _work(given: list[Any], shell: Shell, device: "torch.device") -> int:
     if out is not None and not shell.overwrite:
         for one in candidates:
             run_on_rank0(partial(suite.refuse_other_results, one.steps, out / one.folder))
+        run_on_rank0(partial(suite.refuse_other_tables, out, files_of_tables()))
     if shell.dry_run:
         if is_rank0():
             _show_plan(candidates, shell)

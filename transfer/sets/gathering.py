@@ -9,10 +9,11 @@ from excb.console import plural
 from excb.files.atomic import write_text
 from excb.files.csv_text import csv_table
 from excb.references.guessing import MAJORITY, TITLES
+from excb.results.beside import FileBeside, text_beside
 from excb.results.result import ResultRecord
 
 from ..every.suite import StepOutcome
-from ..standings.forms import Sheet, sheet_as_latex, sheet_as_markdown, sheet_as_page
+from ..standings.forms import Sheet, sheet_as_latex, sheet_as_markdown, sheet_as_page, sheet_files
 from .choosing import OpenSet
 from .heads import KNN, LOGREG
 from .running import Candidate, answers_of
@@ -20,6 +21,7 @@ from .standings import MEAN, HeadFigures, HeadTable, SetAnswers, head_table
 
 NAME = "sets"  # of the files with all figures
 _TITLES = {LOGREG: "Logistic regression", KNN: "k-NN"}
+_CSV = ("name", "kind", "head", "set", "percent", "low", "high", "tier", "mean_rank")
 EXPLANATION = (
     "Percent, each set by its own metric, with 95 % intervals: of logistic regression and k-NN over the "
     "test images, of n-shot figures over the episodes. The mean gives every set the same weight, and so does "
@@ -158,6 +160,11 @@ def write_tables(
     return plain, [folder / f"{NAME}.{suffix}" for suffix in texts]
 
 
+def files_of_tables() -> list[FileBeside]:
+    """The files that `write_tables` writes."""
+    return [*sheet_files(NAME, NAME, _CSV), text_beside(f"{NAME}.json", "tables", '"tables": [', '"metrics": {')]
+
+
 def tables_as_csv(tables: Sequence[HeadTable]) -> str:
     """A line for every figure."""
     lines = []
@@ -168,4 +175,4 @@ def tables_as_csv(tables: Sequence[HeadTable]) -> str:
                 name, rank = ("mean", each.ranks.get(row.name)) if key == MEAN else (key, None)
                 ends = cell.interval or (None, None)
                 lines.append([row.name, kind, each.head, name, cell.value, *ends, cell.tier, rank])
-    return csv_table(["name", "kind", "head", "set", "percent", "low", "high", "tier", "mean_rank"], lines)
+    return csv_table(_CSV, lines)

@@ -25,6 +25,7 @@ from excb.networks.architecture import RGB
 from excb.networks.preprocessing import Preprocessing
 from excb.references.baselines import PIXELS, features_without_network
 from excb.references.guessing import MAJORITY
+from excb.results.beside import arrays_beside
 from excb.results.result import ResultRecord
 from excb.version import __version__
 
@@ -36,6 +37,8 @@ from .heads import Options, SetMeasurements, measure_set, unpack_answers
 
 COMMAND = "sets"
 REFERENCES = "references"  # folder of what is not a checkpoint
+
+_BESIDE = [arrays_beside("answers", "targets")]
 
 Judged = tuple[SetMeasurements, dict[str, Any], Ledger]  # figures, what they are of, and doubts about its images
 
@@ -100,7 +103,9 @@ class Sets:
             ]
             if name in there:
                 settings = {"settings": self.options.settings(there[name])} | declared
-                steps.append(PlannedStep(name, name, words, depends_on={**depends_on(there[name]), **settings}))
+                steps.append(
+                    PlannedStep(name, name, words, depends_on={**depends_on(there[name]), **settings}, beside=_BESIDE)
+                )
             else:
                 steps.append(PlannedStep(name, name, words, skipped=self.skipped[name]))
         return steps

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from excb.files import markdown
 from excb.pages.frame import data_address, render_page
+from excb.results.beside import FileBeside, page_beside, table_beside, text_beside
 
 from .table import FigureCell, FigureTable
 
@@ -44,6 +45,17 @@ class Sheet:
     lists: Sequence[tuple[str, Sequence[Term]]] = ()
     notes: Sequence[str] = ()
     command: str = "all"
+
+
+def sheet_files(name: str, command: str, columns: Sequence[str]) -> list[FileBeside]:
+    """The files of a sheet, NAME.html and others, in a folder of results; their CSV has these columns."""
+    tiers = "differ at 5 % from the best of the tier"  # of the explanation
+    return [
+        page_beside(f"{name}.html", command),
+        text_beside(f"{name}.md", "tables", tiers),
+        table_beside(f"{name}.csv", "table of figures", columns),
+        text_beside(f"{name}.tex", "tables", r"\usepackage{booktabs}", r"\begin{table}"),
+    ]
 
 
 def sheet_as_markdown(sheet: Sheet, *, picture: str = "") -> str:

@@ -73,7 +73,7 @@ class Measuring:
         if protocol.state and protocol.keeps_state(evaluation.own):
             state = self.scratch / "state" / f"step-{step}-{weights[:12]}{protocol.state_suffix}"
             evaluation = replace(evaluation, own=replace(evaluation.own, **{protocol.state: state}))
-        warn_of_unknown(task, self.reporter, protocol.unknown)
+        warn_of_unknown(task, self.reporter, protocol.unknown(evaluation.own))
         evaluation.check()
         return evaluation.measure(task, self.reporter).result
 

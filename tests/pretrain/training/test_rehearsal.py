@@ -20,7 +20,7 @@ from excb.remote import object_store
 from tests.faulty_store import FaultyStore
 from tests.pretrain.adapt.adapted_runs import CONV, write_start
 from tests.pretrain.adapt.adapted_runs import command as adapt
-from tests.pretrain.small_runs import OVERRIDES
+from tests.pretrain.small_runs import OVERRIDES, stopped_before, write_images
 
 pytestmark = pytest.mark.usefixtures("one_thread", "short_end")
 
@@ -68,6 +68,28 @@ def test_a_start_that_the_run_refuses_is_refused_by_its_dry_run(
     assert len(said) == 1
     assert message in said.pop()
     assert not out.parent.exists()
+
+
+def test_other_images_to_measure_on_are_refused_by_the_dry_run_as_well(
+    images: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name, seed in (("before", 1), ("after", 2)):
+        write_images(tmp_path / name, each=4 + seed)
+    start, out, finished = write_start(tmp_path, CONV), tmp_path / "run", tmp_path / "finished"
+    before, after = (f"monitor.data={tmp_path / name}" for name in ("before", "after"))
+    begun = adapt(start, images, out, "optim.epochs=2")
+    with stopped_before(2):
+        assert main([*begun, before]) == 143
+    done = quickstart(images, finished, "optim.epochs=1")
+    assert main([*done, before]) == 0
+    for line, message in ((begun, "than the start of this run was measured on"), (done, "than its figures are of")):
+        for other in ([after], []):
+            capsys.readouterr()
+            said = {refused(capsys, [*line, *other, *more]) for more in ((), ("--dry-run",))}
+            assert len(said) == 1
+            assert f"monitor.data names other images {message}" in said.pop()
+        assert main([*line, before, "--dry-run"]) == 0
+        assert main([*line, before]) == 0
 
 
 def test_a_start_that_fits_after_one_that_does_not(

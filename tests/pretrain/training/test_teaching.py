@@ -22,7 +22,9 @@ from excb.pretrain.data.hub_stream import open_stream
 from excb.pretrain.distil.kept import KeptTargets
 from excb.pretrain.distil.teachers import Teacher, load_teachers
 from excb.pretrain.overrides import apply, find_recipe
+from excb.pretrain.run.remote_mirror import RunLocation
 from excb.pretrain.training import teaching
+from excb.pretrain.training.rehearsal import rehearse
 from excb.sources.opening import training_images
 from tests.excb.images.shard_files import pack_folder
 from tests.pretrain.distil import taught
@@ -349,6 +351,9 @@ def test_a_teacher_that_changed_is_refused_when_a_run_resumes(images: Path, tmp_
     with pytest.raises(UserError, match=r"another network than the one that this run learned from") as caught:
         run(images, tmp_path / "run", [str(file)])
     assert "\n" not in str(caught.value)
+    recipe, place = taught.recipe(f"distil.teachers={file}", model=taught.RESNET), RunLocation(tmp_path / "run")
+    with pytest.raises(UserError, match=r"another network than the one that this run learned from"):
+        rehearse(recipe, scan_folder(images), place, Reporter(quiet=True))  # a dry run
     taught.write_teacher(tmp_path, taught.CONV)
     assert run(images, tmp_path / "run", [str(file)]) == 0
 

@@ -9,6 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+import excb
+from excb.errors import UserError
 from excb.transfer.cli import main
 from tests.run_files import tiny_recipe, write_run
 from tests.transfer.labelled_images import CLASSES, write_folder
@@ -21,7 +23,7 @@ COMMANDS = {
     "npz": (f"embed --ckpt {{run}} --data {{data}} {PASS}", ["a.npz"]),
     "parquet": (f"embed --ckpt {{run}} --data {{data}} {PASS}", ["a.parquet"]),
     "safetensors": (f"embed --ckpt {{run}} --data {{data}} {PASS}", ["a.safetensors"]),
-    "csv": (f"embed --ckpt {{run}} --data {{data}} {PASS}", ["a.csv"]),
+    "csv": (f"embed --ckpt {{run}} --data {{data}} {PASS}", ["a.csv", "a.csv.json"]),
     "index": (f"embed --ckpt {{run}} --data {{data}} {PASS} --index {{out}}.faiss",
               ["a.npz", "a.npz.faiss", "a.npz.faiss.json"]),
     "search": (f"search --ckpt {{run}} --data {{data}} {PASS} --near-duplicates 0.99", ["a.html", "a.csv"]),
@@ -65,7 +67,7 @@ def refused(answer: tuple[int, str]) -> bool:
     return answer[0] == 2 and answer[1].count("\n") == 1 and "--overwrite" in answer[1]
 
 
-@pytest.mark.parametrize("name", [name for name in COMMANDS if name != "csv"])  # which says nothing of its origin
+@pytest.mark.parametrize("name", COMMANDS)
 def test_files_of_something_else_are_kept(place: Path, tmp_path: Path, command: Runner, name: str) -> None:
     assert command(name)[0] == 0
     assert command(name)[0] == 0
@@ -136,3 +138,59 @@ def test_a_table_of_photographs_that_was_changed_is_kept(tmp_path: Path, command
     assert ",bee," in table.read_text(encoding="utf-8").splitlines()[1]
     digest = json.loads((tmp_path / "a" / "photos.json").read_text(encoding="utf-8"))["table_sha256"]
     assert digest == hashlib.sha256(table.read_bytes()).hexdigest()
+
+
+def test_a_csv_says_what_made_it_beside_it(place: Path, tmp_path: Path, command: Runner) -> None:
+    assert command("csv")[0] == 0
+    assert command("npz")[0] == 0
+    table, beside = tmp_path / "a.csv", tmp_path / "a.csv.json"
+    facts = json.loads(beside.read_text(encoding="utf-8"))
+    with np.load(tmp_path / "a.npz") as arrays:
+        assert facts["model"] == json.loads(str(arrays["meta"]))["model"]
+    assert facts["table_sha256"] == hashlib.sha256(table.read_bytes()).hexdigest()
+    with table.open(encoding="utf-8") as stream:
+        assert next(stream).startswith("path,label,v0,v1")
+    beside.unlink()  # as of an earlier version, or after a kill
+    assert command("csv")[0] == 0
+    table.write_text(table.read_text(encoding="utf-8").replace(",0.", ",1.", 1), encoding="utf-8")
+    answer = command("csv")
+    assert refused(answer)
+    assert f"{table} was changed since it was written" in answer[1]
+
+
+def test_python_keeps_files_of_something_else(place: Path, tmp_path: Path) -> None:
+    one, two = (
+        excb.embed(place / run, place / "data", workers=0, device="cpu", quiet=True, no_cache=True)
+        for run in ("one", "two")
+    )
+
+    def save_map(made: excb.Embeddings, **given: bool) -> object:
+        return made.map(tmp_path / "a.html", method="tsne", quiet=True, **given)
+
+    ways: dict[str, Callable[..., object]] = {
+        "npz": lambda made, **given: made.save(tmp_path / "a.npz", **given),
+        "csv": lambda made, **given: made.save(tmp_path / "a.csv", **given),
+        "to_csv": lambda made, **given: made.to_csv(tmp_path / "b.csv", **given),
+        "index": lambda made, **given: made.save_index(tmp_path / "a.faiss", **given),
+        "map": save_map,
+        "clusters": lambda made, **given: made.clusters(2).save(tmp_path / "clusters", quiet=True, **given),
+    }
+    for name, save in ways.items():
+        save(one)
+        save(one)
+        with pytest.raises(UserError, match="or replace it with overwrite=True"):
+            save(two)
+        if name in ("npz", "csv"):
+            save(one[:2], overwrite=True)
+            save(one)  # images may come
+            with pytest.raises(UserError, match="not among these"):
+                save(one[:2])
+        save(two, overwrite=True)
+        save(two)
+    with pytest.raises(UserError, match="has vectors of other weights"):
+        excb.embed(place / "one", place / "data", workers=0, quiet=True, out=tmp_path / "a.npz")
+    excb.embed(place / "one", place / "data", workers=0, quiet=True, out=tmp_path / "a.npz", overwrite=True)
+    one.near_duplicates(0.99, quiet=True).to_csv(tmp_path / "c.csv")
+    one.near_duplicates(0.99, quiet=True).to_csv(tmp_path / "c.csv")
+    with pytest.raises(UserError, match="is no table of near-duplicates"):
+        one.near_duplicates(0.99, quiet=True).to_csv(tmp_path / "b.csv")

@@ -89,7 +89,7 @@ def test_a_saved_csv_is_the_same_table_and_is_not_loaded(tmp_path: Path) -> None
     assert table.save(tmp_path / "a.csv").read_bytes() == table.to_csv(tmp_path / "b.csv").read_bytes()
     with pytest.raises(
         UserError,
-        match=r"a\.csv: a CSV does not say which network made its vectors; save the embeddings as \.npz, \.parq",
+        match=r"a\.csv: a CSV is for other programs, .*; save the embeddings as \.npz, \.parq",
     ):
         excb.Embeddings.load(tmp_path / "a.csv")
 
@@ -104,7 +104,7 @@ def test_a_csv_that_would_be_read_as_another_is_not_written(tmp_path: Path, monk
     monkeypatch.setattr(csv, "writer", lambda stream: writer(stream, dialect=Deaf))
     odd = excb.Embeddings.concatenate([made()[:1]]).with_labels(["two, three"])
     with pytest.raises(UserError, match=r"not written, since it could not be read again .row 2 of a table"):
-        odd.to_csv(file)
+        odd.to_csv(file, overwrite=True)
     assert file.read_bytes() == before
 
 

@@ -9,9 +9,11 @@ import numpy as np
 import torch
 
 from excb.console import Reporter, plural
+from excb.errors import UserError
 from excb.files.atomic import write_text
-from excb.files.csv_text import path_cell, plain_table
+from excb.files.csv_text import first_cells, path_cell, plain_table
 from excb.images.digests import upright_sizes
+from excb.results.replacing import ADVICE, has_content
 
 from ..table.vectors import Vectors
 from .duplicates import star_groups, unit_rows
@@ -20,6 +22,12 @@ from .thresholds import CopyThreshold, Network, alike_pictures, calibrate_copies
 COLUMNS = ("group", "keep", "path", "cosine", "width", "height", "bytes")
 SHOWN = 10  # groups that a terminal shows
 KEEP = "the most pixels, then the largest file, then the first path"  # the rule that chooses the file to keep
+
+
+def refuse_other_table(table: Path, *, advice: str = ADVICE) -> None:
+    """Refuse to replace a table that is none of near-duplicates. Raises UserError then."""
+    if has_content(table) and first_cells(table) != [*COLUMNS]:
+        raise UserError(f"{table} is there, and is no table of near-duplicates: {advice}")
 
 
 @dataclass(frozen=True)
@@ -142,14 +150,16 @@ class NearDuplicates(Sequence[DuplicateGroup]):
             "nothing is said about them"
         )
 
-    def to_csv(self, file: str | Path) -> Path:
+    def to_csv(self, file: str | Path, *, overwrite: bool = False) -> Path:
         """Write FILE.csv: group, keep (yes or no, or empty), path, cosine with the kept image, width, height and bytes.
 
         `keep` is empty for files that cannot be read, since their pixels and bytes are not known.
 
         Raises:
-            UserError: it cannot be written.
+            UserError: it cannot be written; or another file is there that is no such table, without `overwrite`.
         """
+        if not overwrite:
+            refuse_other_table(Path(file), advice="name another file, or replace it with overwrite=True")
         write_text(plain_table(COLUMNS, self._rows(), ends="\r\n"), Path(file))
         return Path(file)
 

@@ -49,7 +49,7 @@ def check_vectors_file(file: Path) -> None:
 def write_vectors(made: Vectors, file: Path) -> Path:
     """Write embeddings, some thousand rows at a time; the file appears whole or not at all.
 
-    A CSV is for other programs: it does not say what made its vectors, so `read_vectors` refuses it.
+    A CSV is for other programs, and `read_vectors` refuses it. FILE.csv.json beside it says what made its vectors.
 
     Raises:
         UserError: the name ends otherwise, pyarrow is missing for Parquet, or the file cannot be written.
@@ -76,8 +76,8 @@ def read_vectors(file: Path) -> Vectors:
     """
     if file.suffix == csv_table.SUFFIX:
         raise UserError(
-            f"{file}: a CSV does not say which network made its vectors; save the embeddings as {', '.join(FORMATS)}, "
-            "and read those"
+            f"{file}: a CSV is for other programs, and does not say which network made its vectors; save the "
+            f"embeddings as {', '.join(FORMATS)}, and read those"
         )
     check_vectors_file(file)
     try:
