@@ -159,6 +159,23 @@ def test_the_first_network_may_take_more_of_the_time_than_those_after_it(
     assert tried.skipped["conv4_photos"].startswith("as it is, it takes 5 min")
 
 
+def test_images_that_cannot_be_read_are_not_counted_as_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(experiment, "planned_runs", lambda *_: [])
+    folder = write_images(tmp_path / "images", classes=2, each=20, side=32)
+    sample = draw_images(scan_folder(folder))
+    broken = sample.measured.paths[:3]
+    for path in broken:
+        (folder / path).write_bytes(b"no image")
+    tried = runner_of(sample, small_base(sample), tmp_path / "out").run([], required=True)
+    assert tried.measured == len(sample.measured) - len(broken)
+    guess = next(trial for trial in tried.of("reference") if trial.name == "guessing")
+    left = [Path(path).parent.name for path in sample.measured.paths if path not in broken]
+    most = max(left.count(name) for name in left)
+    assert guess.value == pytest.approx(100 * most / len(left), abs=0.01)
+
+
 def test_a_request_to_stop_keeps_what_was_measured(
     images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
