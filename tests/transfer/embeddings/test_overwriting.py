@@ -164,8 +164,8 @@ def test_python_keeps_files_of_something_else(place: Path, tmp_path: Path) -> No
         for run in ("one", "two")
     )
 
-    def save_map(made: excb.Embeddings, **given: bool) -> object:
-        return made.map(tmp_path / "a.html", method="tsne", quiet=True, **given)
+    def save_map(made: excb.Embeddings, *, overwrite: bool = False) -> object:
+        return made.map(tmp_path / "a.html", method="tsne", quiet=True, overwrite=overwrite)
 
     ways: dict[str, Callable[..., object]] = {
         "npz": lambda made, **given: made.save(tmp_path / "a.npz", **given),
