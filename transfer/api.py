@@ -64,10 +64,11 @@ def embed(
 
     from excb.distributed.collectives import run_on_rank0
     from excb.distributed.parallel import joined
+    from excb.results.replacing import PYTHON_ADVICE
 
     from .embeddings.computing import compute, open_embedding
     from .embeddings.options import EmbedOptions
-    from .embeddings.replacing import PYTHON_ADVICE, Source, refuse_other_vectors
+    from .embeddings.replacing import Source, refuse_other_vectors
     from .embeddings.sources import Pictures, given_images
     from .embeddings.table.files import check_vectors_file
 

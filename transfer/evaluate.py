@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from excb.console import Reporter
 from excb.errors import UserError, is_rank0, path_text
-from excb.results.replacing import fingerprints, refuse_other_result, result_at
+from excb.results.replacing import PYTHON_ADVICE, fingerprints, refuse_other_result, result_at
 from excb.results.result import interval_text
 
 from . import protocols
@@ -107,10 +107,7 @@ class Result:
         from .reporting.label_scores import LabelScores
 
         record, protocol = self.record, protocols.protocol_of_result(self.record.protocol)
-        weights, advice = (
-            record.checkpoint.get("weights_sha256"),
-            "name another file, or replace it with overwrite=True",
-        )
+        weights = record.checkpoint.get("weights_sha256")
         if protocol is not None:
             refuse_other_files(
                 protocol,
@@ -118,16 +115,16 @@ class Result:
                 weights=weights,
                 data=record.data,
                 label_sets=isinstance(self.scored, LabelScores),
-                advice=advice,
+                advice=PYTHON_ADVICE,
             )
-        elif (before := result_at(place, advice=advice)) is not None:
+        elif (before := result_at(place, advice=PYTHON_ADVICE)) is not None:
             refuse_other_result(
                 before,
                 place,
                 is_protocol=lambda name: name == record.protocol,
                 weights=weights,
                 images=fingerprints(record.data),
-                advice=advice,
+                advice=PYTHON_ADVICE,
             )
 
     @property

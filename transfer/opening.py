@@ -8,6 +8,7 @@ from excb.console import Reporter
 from excb.errors import UserError
 
 from .options import LabelledImageOptions, LabelledOptions, PassOptions
+from .protocol import COUNT_AS_WRONG, counted_as_wrong
 
 if TYPE_CHECKING:
     import torch
@@ -16,15 +17,9 @@ if TYPE_CHECKING:
 
     from .task import Task
 
-COUNT_AS_WRONG = "counted as wrong"  # test images of classes that the train set lacks, in most protocols
-
-
-def _counted(_own: Any) -> str:
-    return COUNT_AS_WRONG
-
 
 def labelled(
-    *, multilabel: bool = False, unknown: Callable[[Any], str] = _counted
+    *, multilabel: bool = False, unknown: Callable[[Any], str] = counted_as_wrong
 ) -> "Callable[[Any, Any, torch.device, Reporter], Task]":
     """The `open` of a protocol on labelled train and test images.
 

@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from .published.claim import ClaimImages
     from .task import Task
 
+COUNT_AS_WRONG = "counted as wrong"  # test images of classes that the train set lacks, in most protocols
+
 Fields = dict[str, Any]  # what defines a protocol, field by field: figures compare where all are equal
 
 
@@ -138,6 +140,11 @@ class InSuite:
     options: type[Any] = NoOptions  # a dataclass of the options of `all` that this protocol needs
 
 
+def counted_as_wrong(_own: Any) -> str:
+    """The answer of most protocols to `Protocol.unknown`."""
+    return COUNT_AS_WRONG
+
+
 def scores_beside(label_sets: bool) -> "list[FileBeside]":
     """The files beside the results of most protocols: predictions for every image, and the picture of confusions."""
     from excb.results.beside import scored_files
@@ -197,7 +204,7 @@ class Protocol:
     dry_run: "Callable[[Any, Any, Reporter, bool], int] | None" = None
     instead: "Callable[[Any, Any], int | None]" = lambda _options, _shell: None
     shares_task: bool = False
-    unknown: Callable[[Any], str] = lambda _options: "counted as wrong"
+    unknown: Callable[[Any], str] = counted_as_wrong
     out: Literal["file", "folder"] = "file"
     beside: "Callable[[bool], Sequence[FileBeside]]" = scores_beside
     kind_of: Callable[[str], FigureKind | None] = lambda _figure: None

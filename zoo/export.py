@@ -16,6 +16,7 @@ from excb.checkpoint.detectron2_names import detectron2_names
 from excb.checkpoint.stored import Stored, load_strictly
 from excb.errors import UserError, nearest_name
 from excb.files.atomic import new_file
+from excb.files.foreign import sha256_of
 from excb.hub import loading
 from excb.hub.backbone import Backbone, Entry
 from excb.networks.architecture import RGB, TORCHVISION
@@ -119,7 +120,7 @@ def _folder(backbone: Backbone, stored: Stored, out: Path) -> Path:
 
     facts: dict[str, Any] = dict.fromkeys(("step", "epoch", "recipe", "checkpoint", "origin")) | stored.facts
     if layout := facts.pop("layout", None):
-        digest = exported.sha256_of(stored.file)
+        digest = sha256_of(stored.file)
         facts["origin"] = {"file": stored.file.name, "sha256": digest, "layout": layout}
     return exported.write_exported(
         out,

@@ -11,6 +11,7 @@ from excb.checkpoint import exported, teachers
 from excb.console import Reporter, plural
 from excb.errors import UserError, require
 from excb.files.atomic import new_folder, write_text
+from excb.files.foreign import sha256_of
 from excb.files.markdown import line
 from excb.hub import catalogue as rows
 from excb.hub import loading, selftest
@@ -124,7 +125,7 @@ def package(
         if untested is None:
             _prove(target.name, unfinished, backbone, stored.file.parent)
         measured = results_by_file(backbone.network.state_dict(), results)
-        sha256 = exported.sha256_of(unfinished / exported.WEIGHTS)
+        sha256 = sha256_of(unfinished / exported.WEIGHTS)
         step = block["step"]
         revision = tag or (f"v{block['version']}-step{step}" if step is not None else sha256[:8])
         entry = _entry(row, backbone, measured, name=target.name, licence=licence, sha256=sha256)

@@ -8,6 +8,7 @@ from excb.checkpoint import exported
 from excb.checkpoint.stored import Which
 from excb.console import Reporter, plural
 from excb.errors import UserError
+from excb.files.foreign import sha256_of
 from excb.hub import loading, selftest
 from excb.hub.backbone import Backbone
 from excb.hub.catalogue import find
@@ -71,7 +72,7 @@ def _hashes(name: str, folder: Path, *, is_export: bool) -> str:
         raise _UnknownError(f"{exported.CONFIG} lists no hashes")
     for part in (exported.WEIGHTS, exported.HEADS, exported.SELFTEST):
         exported.read_part(folder, part)
-    row, weights = find(name), exported.sha256_of(folder / exported.WEIGHTS)
+    row, weights = find(name), sha256_of(folder / exported.WEIGHTS)
     message = f"files match {exported.CONFIG}"
     if row is None or row.digest is None or not row.digest.startswith("sha256:"):
         return message

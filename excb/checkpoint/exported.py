@@ -1,6 +1,5 @@
 """The folder of one checkpoint: weights as safetensors, timm's config.json with ours inside, a hash of each file."""
 
-import hashlib
 import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -16,7 +15,7 @@ from excb.checkpoint.teachers import TEACHERS
 from excb.errors import UserError
 from excb.files import json_text, records
 from excb.files.atomic import new_folder, read_again
-from excb.files.foreign import open_file, read_text
+from excb.files.foreign import read_text, sha256_of
 from excb.files.records import Field, integer, number, optional, record_of, table, text
 from excb.files.tensors import read_tensors
 from excb.networks.architecture import Architecture
@@ -124,12 +123,6 @@ def serialised(tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None
     # Copies, for safetensors takes neither strides nor tensors that share memory.
     plain = {name: value.detach().cpu().clone(memory_format=torch.contiguous_format) for name, value in tensors.items()}
     return save(plain, metadata={"format": "pt", **(metadata or {})})
-
-
-def sha256_of(file: Path) -> str:
-    """SHA-256 of a file, 64 hexadecimal digits."""
-    with open_file(file) as stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
 def read(folder: Path) -> Stored:

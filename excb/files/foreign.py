@@ -5,6 +5,7 @@ stay OSErrors. `tests/test_doors.py` checks that nothing goes past it.
 """
 
 import errno
+import hashlib
 import os
 import stat
 from collections.abc import Iterator
@@ -87,6 +88,12 @@ def read_bytes(file: Path, most: int | None = None) -> bytes:
             reason = f"it has {size / 1e6:,.1f} MB, more than {limit / 1e6:,.1f} MB{settable}"
             raise RefusedFileError(errno.EFBIG, reason, os.fspath(file))
         return stream.read(size)
+
+
+def sha256_of(file: Path) -> str:
+    """SHA-256 of a file, 64 hexadecimal digits. Raises OSError if it cannot be read."""
+    with open_file(file) as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
 def read_text(file: Path, encoding: str = "utf-8", errors: str = "strict", most: int | None = None) -> str:

@@ -12,6 +12,7 @@ from excb.checkpoint.layouts import map_file
 from excb.checkpoint.stored import Stored, Which, load_strictly
 from excb.console import Reporter, plural
 from excb.errors import UserError, require
+from excb.files.foreign import sha256_of
 from excb.files.records import RecordError
 from excb.hub import same_weights, selftest
 from excb.hub.backbone import Backbone, Entry
@@ -94,7 +95,7 @@ def import_file(
     facts = {
         "network": stored.facts["network"],
         "checkpoint": replace(checkpoint, name=name).to_dict(),
-        "origin": {"file": file.name, "sha256": exported.sha256_of(file), "layout": stored.facts["layout"]}
+        "origin": {"file": file.name, "sha256": sha256_of(file), "layout": stored.facts["layout"]}
         | ({"dropped": dropped} if dropped else {}),
     }
     backbone = Backbone(built, checkpoint.preprocessing, Entry(str(file), stored.architecture)).eval()

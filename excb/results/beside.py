@@ -93,7 +93,7 @@ def table_beside(name: str, what: str, columns: Sequence[str]) -> FileBeside:
 
 def text_beside(name: str, what: str, *texts: str) -> FileBeside:
     """A file that holds these texts."""
-    return FileBeside(name, what, lambda file: all(text.encode() in read_bytes(file) for text in texts))
+    return FileBeside(name, what, partial(_has_texts, texts))
 
 
 def page_beside(name: str, command: str) -> FileBeside:
@@ -106,6 +106,11 @@ def _is_own_picture(file: Path) -> bool:
     with open_file(file) as stream:
         head = stream.read(_HEAD)
     return any(mark in head for mark in MARKS)
+
+
+def _has_texts(texts: Sequence[str], file: Path) -> bool:
+    content = read_bytes(file)
+    return all(text.encode() in content for text in texts)
 
 
 def _has_arrays(names: Sequence[str], file: Path) -> bool:

@@ -23,6 +23,7 @@ import excb
 from excb.checkpoint import exported, run_checkpoint
 from excb.checkpoint.detectron2_names import detectron2_names
 from excb.errors import UserError
+from excb.files.foreign import sha256_of
 from excb.networks.architecture import Architecture
 from excb.networks.preprocessing import Preprocessing
 from excb.zoo.export import export, export_with_snippet
@@ -113,7 +114,7 @@ def test_folder_holds_its_selftest_and_hashes_of_everything(tiny: Path, tmp_path
         "training": {"data": "images", "images": 2, "fingerprint": "0" * 64, "seconds": 1.0},
         "checkpoint": None,
         "origin": None,
-        "sha256": {part: exported.sha256_of(folder / part) for part in parts},
+        "sha256": {part: sha256_of(folder / part) for part in parts},
     }
     assert exported.read_part(folder, exported.SELFTEST)
 
@@ -133,7 +134,7 @@ def test_foreign_file_is_exported_with_its_origin(tmp_path: Path) -> None:
     theirs.fc = nn.Identity()
     assert torch.equal(features(excb.load(folder), images()), features(theirs.eval(), images()))
     block = json.loads((folder / "config.json").read_text(encoding="utf-8"))["excb"]
-    digest = exported.sha256_of(tmp_path / "theirs.pth")
+    digest = sha256_of(tmp_path / "theirs.pth")
     assert block["origin"] == {"file": "theirs.pth", "sha256": digest, "layout": excb.load(folder).entry.layout}
     assert block["origin"]["layout"]
     assert "layout" not in block

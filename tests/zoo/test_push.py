@@ -18,6 +18,7 @@ import excb
 from excb.checkpoint import exported
 from excb.console import Reporter
 from excb.errors import UserError
+from excb.files.foreign import sha256_of
 from excb.hub import catalogue, selftest
 from excb.hub.catalogue import Checkpoint
 from excb.networks.architecture import Architecture
@@ -265,7 +266,7 @@ def test_self_test_that_came_with_the_source(
     stored = load_file(file)
     save_file(stored | {"network": 1.01 * stored["network"]}, file)
     config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    config["excb"]["sha256"]["selftest.safetensors"] = exported.sha256_of(file)
+    config["excb"]["sha256"]["selftest.safetensors"] = sha256_of(file)
     (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
     assert "the network computes something else" in refused(folder)
 

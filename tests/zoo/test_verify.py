@@ -12,6 +12,7 @@ from safetensors.torch import load_file, save_file
 
 from excb.checkpoint import exported
 from excb.console import Reporter
+from excb.files.foreign import sha256_of
 from excb.hub import selftest
 from excb.hub.backbone import Backbone, Entry
 from excb.hub.catalogue import bundled_folder
@@ -46,7 +47,7 @@ def rehash(folder: Path, change: Callable[[dict[str, Any]], object] = lambda _co
     """Change config.json, and give it the hashes of the files that are there."""
     config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     change(config)
-    config["excb"]["sha256"] = {file.name: exported.sha256_of(file) for file in folder.glob("*.safetensors")}
+    config["excb"]["sha256"] = {file.name: sha256_of(file) for file in folder.glob("*.safetensors")}
     (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
 
 

@@ -11,6 +11,7 @@ import numpy as np
 from excb.console import Reporter, plural
 from excb.images.image_set import ImageSet
 from excb.images.pixels import EIGHT_BIT, Pixels
+from excb.results.replacing import PYTHON_FOLDER_ADVICE
 
 from ..clusters.assignment import NOISE
 from ..clusters.options import ClusterOptions
@@ -100,7 +101,7 @@ class EmbeddingClusters(Sequence[Any]):
                 weights=measured.result.checkpoint.get("weights_sha256"),
                 data=measured.result.data,
                 label_sets=False,
-                advice="name another folder, or replace it with overwrite=True",
+                advice=PYTHON_FOLDER_ADVICE,
             )
         return measured.write(measured.result, Path(folder))
 

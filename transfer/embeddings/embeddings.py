@@ -20,6 +20,7 @@ from excb.images.picture import is_picture
 from excb.neighbours.approximate import ApproximateIndex
 from excb.neighbours.nearest import Index
 from excb.networks.features import embed_images as embed_pictures
+from excb.results.replacing import PYTHON_ADVICE
 
 from .table import tables
 from .table.csv_table import write_csv
@@ -126,7 +127,7 @@ class Embeddings(Vectors):
         Raises:
             UserError: it cannot be written, or as `save`.
         """
-        from .replacing import PYTHON_ADVICE, Source, refuse_other_csv
+        from .replacing import Source, refuse_other_csv
 
         place = Path(path_text(file, FILE))
         if not overwrite:
@@ -336,7 +337,7 @@ class Embeddings(Vectors):
         from excb.pages.origin import refuse_other_page
 
         from .maps import draw_map
-        from .replacing import PYTHON_ADVICE, Source
+        from .replacing import Source
 
         place = Path(path_text(file, FILE))
         if not overwrite:
@@ -363,7 +364,7 @@ class Embeddings(Vectors):
         Raises:
             UserError: the name ends otherwise, or the file cannot be written, or has something else.
         """
-        from .replacing import PYTHON_ADVICE, Source, refuse_other_vectors
+        from .replacing import Source, refuse_other_vectors
         from .table.files import check_vectors_file, write_vectors
 
         place = Path(path_text(file, FILE))
@@ -383,7 +384,7 @@ class Embeddings(Vectors):
             UserError: FAISS is not installed, or a file cannot be written, or is something else.
         """
         from .exporting import write_index
-        from .replacing import PYTHON_ADVICE, Source, refuse_other_index
+        from .replacing import Source, refuse_other_index
 
         place = Path(path_text(file, FILE))
         if not overwrite:

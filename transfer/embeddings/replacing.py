@@ -11,7 +11,7 @@ from excb.console import plural
 from excb.errors import UserError
 from excb.files import json_text
 from excb.files.csv_text import path_cell
-from excb.files.foreign import read_bytes
+from excb.files.foreign import read_bytes, sha256_of
 from excb.files.npy import DAMAGE
 from excb.pages.origin import PageOrigin, real_root, refuse_other_page
 from excb.results.replacing import ADVICE, has_content
@@ -25,7 +25,6 @@ from .table.vectors import Vectors
 if TYPE_CHECKING:
     from ..task import Task
 
-PYTHON_ADVICE = "name another file, or replace it with overwrite=True"
 INDEX_ADVICE = "name another file with --index, or replace it with --overwrite"
 
 
@@ -127,7 +126,7 @@ def refuse_other_csv(file: Path, source: Source, advice: str) -> None:
         return
     try:
         paths = {*csv_table.paths_of(file)}
-        changed = bool(facts) and facts[csv_table.DIGEST] != csv_table.digest_of(file)
+        changed = bool(facts) and facts[csv_table.DIGEST] != sha256_of(file)
     except DAMAGE:
         raise _not_written(file, advice) from None
     as_cells = Source(source.weights, source.root, [path_cell(path) for path in source.paths])

@@ -14,7 +14,7 @@ from excb.distributed.collectives import run_on_rank0
 from excb.errors import UserError, is_rank0, nearest_name
 from excb.features.extraction import files_hash
 from excb.files import json_text
-from excb.files.foreign import read_bytes, read_text
+from excb.files.foreign import read_text, sha256_of
 from excb.networks.backbone import weights_hash
 from excb.option_parser import of_words, to_words
 from excb.results.beside import FileBeside, refuse_other_beside
@@ -257,7 +257,7 @@ def finished(step: PlannedStep, folder: Path) -> tuple[bool, str]:
         same = _same_command if name == "command" else operator.eq
         if not same(before.get(name), now.get(name)):
             return False, f"{_WORDS.get(name, name)} changed"
-    if not file.is_file() or before.get("sha256") != _digest(file):
+    if not file.is_file() or before.get("sha256") != sha256_of(file):
         return False, f"{file} is gone or changed"
     return True, ""
 
@@ -280,7 +280,7 @@ def _result(file: Path) -> ResultRecord | None:
 
 
 def _remember(step: PlannedStep, folder: Path) -> None:
-    records = _state(folder) | {step.name: identity(step) | {"sha256": _digest(folder / f"{step.name}.json")}}
+    records = _state(folder) | {step.name: identity(step) | {"sha256": sha256_of(folder / f"{step.name}.json")}}
     json_text.write_json(records, folder / STATE)
 
 
@@ -294,10 +294,6 @@ def _state(folder: Path) -> dict[str, Any]:
     except (OSError, ValueError) as error:
         raise UserError(f"cannot read {folder / STATE} ({error}): remove it to measure all again") from None
     return state
-
-
-def _digest(file: Path) -> str:
-    return hashlib.sha256(read_bytes(file)).hexdigest()
 
 
 def plan_suite(planned: Sequence[PlannedStep], folder: Path | None) -> list[dict[str, Any]]:

@@ -8,6 +8,7 @@ from typing import Any
 from excb.console import plural
 from excb.files.atomic import write_text
 from excb.results.beside import refuse_other_beside, table_beside, text_beside
+from excb.results.replacing import PYTHON_FOLDER_ADVICE
 from excb.results.result import ResultRecord
 
 from ..published import registry
@@ -50,7 +51,7 @@ class Leaderboard:
             UserError: one cannot be written, or is there and no leaderboard.
         """
         if not overwrite:
-            refuse_other_leaderboard(Path(folder), advice="name another folder, or replace it with overwrite=True")
+            refuse_other_leaderboard(Path(folder), advice=PYTHON_FOLDER_ADVICE)
         points, left_out = figure.figure_points(self.published, self.boards)
         texts = (
             tables.boards_as_markdown(self.boards),

@@ -10,7 +10,7 @@ from excb.errors import UserError, require
 from excb.files import json_text
 from excb.files.atomic import check_writable_folder, write_text
 from excb.files.csv_text import first_cells, path_cell, plain_table, text_cell
-from excb.files.foreign import open_file, read_bytes
+from excb.files.foreign import read_bytes, sha256_of
 from excb.files.npy import DAMAGE
 from excb.images.image_set import Images
 from excb.images.scanning import refuse_among
@@ -72,8 +72,7 @@ def _refuse_lost(images: Images, out: Path, labels: Path | None) -> None:
             raise UserError(f"{record} is on other images, of {folder}: {ADVICE}")
     if not has_content(table):
         return
-    with open_file(table) as stream:
-        digest = hashlib.file_digest(stream, "sha256").hexdigest()
+    digest = sha256_of(table)
     if first_cells(table) != [*COLUMNS]:
         raise UserError(f"{table} is there, and `excb-eval photos` did not write it: {ADVICE}")
     if written not in (None, digest) and not (labels is not None and labels.exists() and labels.samefile(table)):

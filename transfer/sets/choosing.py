@@ -18,7 +18,7 @@ from ..data.classes import unknown_classes
 from ..data.concerns import concerns
 from ..data.multilabel import PREFIX, has_label_sets
 from ..data.sources import is_named, train_and_test
-from ..opening import COUNT_AS_WRONG
+from ..protocol import COUNT_AS_WRONG
 from .catalogue import GROUPS, SETS, SetEntry
 from .metrics import MAP, METRICS, TOP1
 

@@ -13,9 +13,9 @@ from torch import Tensor, nn
 
 import excb
 from excb.checkpoint import reading, run_checkpoint
-from excb.checkpoint.exported import sha256_of
 from excb.checkpoint.stored import Which
 from excb.errors import UserError
+from excb.files.foreign import sha256_of
 from excb.hub import catalogue, loading
 from excb.hub.backbone import Backbone
 from excb.hub.catalogue import Checkpoint

@@ -13,11 +13,12 @@ import torch
 from timm.models import get_pretrained_cfg, list_pretrained, save_for_hf
 
 import excb
-from excb.checkpoint import exported, layouts
+from excb.checkpoint import layouts
 from excb.checkpoint.coverage import blueprint
 from excb.checkpoint.layouts import map_file
 from excb.checkpoint.stored import Stored
 from excb.checkpoint.timm_format import published_preprocessing
+from excb.files.foreign import sha256_of
 from excb.hub import catalogue, loading, timm_models
 from excb.hub.catalogue import Checkpoint, find_with_hash
 from excb.hub.from_transformers.published import REPOSITORIES, published_at
@@ -236,7 +237,7 @@ def test_a_file_is_known_by_its_hash(tmp_path: Path, zoo: Path, monkeypatch: pyt
     """By path, by an import under another name, and by the address: as the row of the file says."""
     weights, address = tmp_path / "downloaded.pth", "https://theirs.example/weights.pth"
     torch.save(dict(Architecture("resnet18").build().state_dict()), weights)
-    digest, prepared = exported.sha256_of(weights), Preprocessing(40, 32, interpolation="lanczos", crop_mode="squash")
+    digest, prepared = sha256_of(weights), Preprocessing(40, 32, interpolation="lanczos", crop_mode="squash")
     row = Checkpoint(
         name="theirs",
         method="DINO",

@@ -13,7 +13,7 @@ from excb.errors import UserError
 from excb.files.atomic import write_text
 from excb.files.csv_text import first_cells, path_cell, plain_table
 from excb.images.digests import upright_sizes
-from excb.results.replacing import ADVICE, has_content
+from excb.results.replacing import ADVICE, PYTHON_ADVICE, has_content
 
 from ..table.vectors import Vectors
 from .duplicates import star_groups, unit_rows
@@ -159,7 +159,7 @@ class NearDuplicates(Sequence[DuplicateGroup]):
             UserError: it cannot be written; or another file is there that is no such table, without `overwrite`.
         """
         if not overwrite:
-            refuse_other_table(Path(file), advice="name another file, or replace it with overwrite=True")
+            refuse_other_table(Path(file), advice=PYTHON_ADVICE)
         write_text(plain_table(COLUMNS, self._rows(), ends="\r\n"), Path(file))
         return Path(file)
 

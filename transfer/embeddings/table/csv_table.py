@@ -1,7 +1,6 @@
 """Embeddings as a CSV for spreadsheets and other programs: a row for each image, a column for each number."""
 
 import csv
-import hashlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -9,7 +8,7 @@ from typing import Any
 from excb.files import json_text
 from excb.files.atomic import new_file, read_again
 from excb.files.csv_text import check_table, path_cell, text_cell
-from excb.files.foreign import open_file, parsing, read_bytes
+from excb.files.foreign import parsing, read_bytes, sha256_of
 
 from .vectors import Vectors
 
@@ -33,12 +32,6 @@ def read_facts(table: Path) -> dict[str, Any]:
     """
     facts = json_text.parse(read_bytes(facts_beside(table)))
     return {"model": dict(facts["model"]), "root": str(facts["root"]), DIGEST: str(facts[DIGEST])}
-
-
-def digest_of(table: Path) -> str:
-    """SHA-256 of a table. Raises OSError if it cannot be read."""
-    with open_file(table) as stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
 def columns_of(width: int) -> list[str]:
@@ -76,7 +69,7 @@ def write_csv(made: Vectors, file: Path) -> Path:
             csv.writer(stream).writerows(_lines(made))
         with read_again(file), temporary.open(newline="", encoding="utf-8", errors="surrogateescape") as stream:
             check_table(stream, _lines(made))
-        digest = digest_of(temporary)
+        digest = sha256_of(temporary)
         facts_beside(file).unlink(missing_ok=True)
     facts = {"format": FORMAT} | made.describe() | {DIGEST: digest}
     json_text.write_json(facts, facts_beside(file), advice=_ADVICE)
