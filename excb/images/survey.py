@@ -116,7 +116,7 @@ def surveyed(images: Any, declared: Pixels | None = None, *, name: str = "", col
         return Survey(total, kinds, known if channels == known.channels else Pixels(channels, colours=known.colours))
     require(known.origin == "declared" or len({stored for stored, _ in kinds}) == 1, _mixed(kinds, name))
     measured = _looked(
-        images, _spread(possible, MEASURED), f"bounds of {channels}", lambda index: _bounds(source(index), channels)
+        images, evenly(possible, MEASURED), f"bounds of {channels}", lambda index: _bounds(source(index), channels)
     )
     ranges = [np.frombuffer(bounds).reshape(2, -1) for bounds in measured if bounds]
     require(bool(ranges), f"no image of {name} holds a number: repair them, or leave them out")
@@ -159,7 +159,7 @@ def _stored(images: Any, known: Pixels) -> tuple[Counter[tuple[str, int]], list[
     headers = "header of a picture" if known.channels == 3 else f"header of {plural(known.channels, 'channel')}"
     if coded and len(possible) <= HEADERS:  # of all of them, and whoever asks for headers reads pixels next
         source = partial(read_once, images)
-    seen = _looked(images, _spread(possible, HEADERS), headers, lambda index: _kind(source(index), known))
+    seen = _looked(images, evenly(possible, HEADERS), headers, lambda index: _kind(source(index), known))
     kinds = Counter(_kind_of(kind) for kind in seen if kind is not None)
     if coded and len(possible) < len(images):
         kinds["uint8", 3] += len(images) - len(possible)
@@ -233,7 +233,8 @@ def _possibly_deep(paths: Iterable[str]) -> list[int]:
     return [index for index, path in enumerate(paths) if not path.lower().endswith(SHALLOW)]
 
 
-def _spread(indices: Sequence[int], count: int) -> list[int]:
+def evenly(indices: Sequence[int], count: int) -> list[int]:
+    """`count` of them at most, evenly spaced, so that all classes are covered."""
     if len(indices) <= count:
         return list(indices)
     return [indices[int(place)] for place in np.linspace(0, len(indices) - 1, count)]

@@ -24,7 +24,7 @@ from .fakes import without_values
 from .trace import IMAGES, Alive, tensors_of
 
 ROW_BYTES = 4  # of a feature in the cache
-CPU_FLOPS = 2e11  # of a pass measured on a CPU, at most: some seconds
+CPU_FLOPS = 2e11  # of a pass or a step measured on a CPU, at most: some seconds
 
 Report = dict[str, Any]
 
