@@ -76,7 +76,7 @@ class Survey:
         return f"{said}, values {self.low:,.6g} to {self.high:,.6g}{sampled}: {how}{clipped}"
 
 
-def surveyed(images: Any, declared: Pixels | None = None, *, name: str = "", colours_of: str = "") -> Survey:
+def surveyed(images: Any, declared: Pixels | None = None, *, colours_of: str = "") -> Survey:
     """Look at a set's images, and settle how their stored values become channels.
 
     Sets without a file that may hold more than 8 bits cost nothing. Of others, `HEADERS` headers are read, and where
@@ -85,13 +85,12 @@ def surveyed(images: Any, declared: Pixels | None = None, *, name: str = "", col
     Args:
         images: with `source(index)`, else they are taken for 8-bit images.
         declared: the record that a user or a network says; its range holds for images of more than 8 bits.
-        name: of the set, for messages.
         colours_of: the protocol or command that takes grey and colour images only, if one does.
 
     Raises:
         UserError: images have several numbers of channels, or values on several scales, and no record says which.
     """
-    known, total, name = declared or pixels_of(images), len(images), name or _name_of(images)
+    known, total, name = declared or pixels_of(images), len(images), _name_of(images)
     source: Callable[[int], Source] = getattr(images, "source", _no_source)
     kinds, possible = _stored(images, known)
     if not kinds and known.channels != 3:  # none can be read as images of so many channels
