@@ -132,9 +132,12 @@ def test_runs_that_measure_nothing(tmp_path: Path) -> None:
 def test_each_file_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     predicted(FIGURES, tmp_path)
     opened, opener = list[str](), foreign._open_regular
-    monkeypatch.setattr(
-        foreign, "_open_regular", lambda path, flags: (opened.append(Path(path).name), opener(path, flags))[1]
-    )
+
+    def opening(path: str, flags: int) -> int:
+        opened.append(Path(path).name)
+        return opener(path, flags)
+
+    monkeypatch.setattr(foreign, "_open_regular", opening)
     for words in (["--check"], ["--submit", str(tmp_path / "board")]):
         opened.clear()
         assert main(["leaderboard", str(tmp_path / "mine.json"), *words]) == 0
