@@ -41,11 +41,11 @@ def action_in_words(recommendation: Recommendation) -> str:
 
 
 def origin_of(root: str) -> PageOrigin:
-    """What the page on the images of a folder is of."""
+    """The origin of the page on the images of a folder."""
     return PageOrigin.of("choose", root)
 
 
-def refuse_other_files(out: Path, root: str) -> None:
+def refuse_other_choice(out: Path, root: str) -> None:
     """Refuse a folder whose page is of other images, or whose files of these names are of something else.
 
     Raises:

@@ -88,9 +88,9 @@ def run(options: argparse.Namespace) -> int:
         refuse_among(images, options.out)
         check_writable_folder(options.out)  # before time is spent
         if not options.overwrite:
-            from ..choosing.page import refuse_other_files
+            from ..choosing.page import refuse_other_choice
 
-            refuse_other_files(options.out, str(images.root))
+            refuse_other_choice(options.out, str(images.root))
     device = choose_device("cpu" if options.gpus == 0 else "auto")
     named = options.data or str(images.root)
     declared = () if options.range is None else (f"data.range={options.range}",)

@@ -20,7 +20,7 @@ from ..distil.teachers import Teacher
 from ..recipe import Recipe
 from ..training import teaching
 from .fakes import without_values
-from .speed import repeated
+from .speed import run_for
 from .trace import IMAGES, Alive, tensors_of
 
 ROW_BYTES = 4  # of a feature in the cache
@@ -146,5 +146,5 @@ def measure_once(
 @torch.no_grad()
 def _images_per_second(network: nn.Module, side: int, images: int, device: torch.device, seconds: float) -> float:
     inputs = torch.rand(images, image_channels(network), side, side, device=device, dtype=_dtype(network))
-    passes, elapsed = repeated(lambda _number: network(inputs), device, seconds)
+    passes, elapsed = run_for(lambda _number: network(inputs), device, seconds)
     return passes * images / elapsed

@@ -114,11 +114,11 @@ def measure_step(
         if on_gpu:
             batch = batch.pin_memory()
             torch.cuda.reset_peak_memory_stats(device)
-        steps, elapsed = repeated(lambda number: trainer.step(batch, number), device, seconds)
+        steps, elapsed = run_for(lambda number: trainer.step(batch, number), device, seconds)
     return StepSpeed(steps * images / elapsed, images, steps, peak_memory(device) if on_gpu else None)
 
 
-def repeated(work: Callable[[int], object], device: torch.device, seconds: float) -> tuple[int, float]:
+def run_for(work: Callable[[int], object], device: torch.device, seconds: float) -> tuple[int, float]:
     """Repeat work, given its number, for some seconds: how often, and the seconds that it took.
 
     A first time, which warms up and compiles, does not count.

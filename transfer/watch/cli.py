@@ -48,7 +48,7 @@ def _work(given: list[Any], shell: Shell, device: "torch.device") -> int:
     from excb.distributed.collectives import all_succeed, rank, run_on_rank0
 
     from ..opening import labelled_images
-    from .display import Display, refuse_other_files
+    from .display import Display, refuse_other_watch
     from .log import Log, writing
     from .measuring import Measuring, SaidOnce
     from .watching import Watch, watch
@@ -63,7 +63,7 @@ def _work(given: list[Any], shell: Shell, device: "torch.device") -> int:
     train, test = labelled_images(options, reporter)
     refuse_results_among((train, test), out)
     if not shell.overwrite:
-        run_on_rank0(lambda: refuse_other_files(out))
+        run_on_rank0(lambda: refuse_other_watch(out))
     setup = run_on_rank0(lambda: wanted.on(train, test, _place(options.run, out)))
     if shell.dry_run:
         run_on_rank0(lambda: _show(run, Log(out, setup, overwrite=shell.overwrite), reporter, as_json=shell.json))

@@ -30,7 +30,7 @@ SHORTEST, LONGEST = 5, 60  # seconds between two loads of the page
 WIDTHS = {"step": 9, "epoch": 7, "figure": 16, "value": 6, "95 % interval": 14, "time": 12, "": 11}
 
 
-def refuse_other_files(folder: Path) -> None:
+def refuse_other_watch(folder: Path) -> None:
     """Refuse a folder whose `best.json` or page is of something else. Raises UserError if one is."""
     files = (
         text_beside(WATCH_BEST, "best checkpoint of a watch", '"checkpoint"', '"better_but_gone"'),

@@ -119,9 +119,9 @@ def test_an_experiment_from_end_to_end(images: Path, tmp_path: Path, capsys: pyt
     assert report["headline"] in shown
     assert all(name in shown for name in names)
     assert sorted(file.name for file in out.iterdir()) == ["choose.html", "choose.json"]
-    page.refuse_other_files(out, str(images))  # its own may be replaced
+    page.refuse_other_choice(out, str(images))  # its own may be replaced
     with pytest.raises(UserError, match=r"choose\.html has the page of other images: name another folder with --out"):
-        page.refuse_other_files(out, str(tmp_path))
+        page.refuse_other_choice(out, str(tmp_path))
 
 
 @pytest.mark.parametrize("name", ["choose.html", "choose.json"])
