@@ -1,6 +1,6 @@
 """The cost of the checks of files: processor time of reading sound files by this package and by their libraries alone.
 
-Run: python -m benchmarks.door DIR [--rounds 7] [--images 50000]     writes the files to DIR, and keeps them there
+Run: python -m benchmarks.door DIR [--rounds 7]     writes the files to DIR, and keeps them there
 
 Both read a file once in every round, in turn, to arrays or values that may be changed. Time counts in this process and
 in its children.
@@ -11,9 +11,7 @@ import csv
 import gc
 import io
 import json
-import math
 import pickle
-import resource
 import statistics
 import tomllib
 from collections.abc import Callable
@@ -26,10 +24,11 @@ import torch
 from PIL import Image
 from pyarrow import parquet
 from safetensors import safe_open
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torchvision.models import resnet50
 
 import excb
+from benchmarks.reads import IMAGES, LABELS, PATHS, WIDTH, T, processor_seconds, ratio, write_files
 from excb.checkpoint import untrusted as checkpoints
 from excb.checkpoint.run_checkpoint import read_run_checkpoint, write_run_checkpoint
 from excb.checkpoint.untrusted import read_untrusted
@@ -40,9 +39,6 @@ from excb.files.parquet import read_parquet
 from excb.images.decoding import open_image
 from excb.transfer.embeddings.table.vectors import ArrayRows
 from excb.transfer.instances.layouts.plain_pickle import read_pickle
-
-WIDTH = 768
-T = {7: 2.447, 15: 2.145}  # of Student's distribution, by the number of rounds
 
 
 class Case(NamedTuple):
@@ -60,68 +56,42 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path, metavar="DIR")
     parser.add_argument("--rounds", type=int, default=7, choices=sorted(T))
-    parser.add_argument("--images", type=int, default=50_000, help="rows of embeddings")
     args = parser.parse_args()
-    args.folder.mkdir(parents=True, exist_ok=True)
+    write_files(args.folder)
     gc.disable()  # it comes at any time
-    for case in cases(args.folder, args.images):
+    for case in cases(args.folder):
         seconds = list[tuple[float, float]]()
         for turn in range(args.rounds + 1):  # the first one also imports
             pair = (spent(case.plain, case), spent(case.ours, case))
             if turn:
                 seconds.append(pair)
-        ratios = [math.log(ours / plain) for plain, ours in seconds]
-        mean, half = statistics.mean(ratios), T[args.rounds] * statistics.stdev(ratios) / math.sqrt(args.rounds)
-        plain, ours = (1e3 * statistics.mean(column) / case.times for column in zip(*seconds, strict=True))
+        before, after = zip(*seconds, strict=True)
+        plain, ours = (1e3 * statistics.mean(column) / case.times for column in (before, after))
         size = case.file.stat().st_size / 1e6
         print(
-            f"| {case.name} | {size:,.2f} MB | {plain:,.1f} ms | {ours:,.1f} ms | {math.exp(mean):.2f} "
-            f"({math.exp(mean - half):.2f} to {math.exp(mean + half):.2f}) |",
-            flush=True,
+            f"| {case.name} | {size:,.2f} MB | {plain:,.1f} ms | {ours:,.1f} ms | {ratio(before, after)} |", flush=True
         )
 
 
 def spent(read: Callable[[Path], Any], case: Case) -> float:
     """Processor time of reading a file."""
     gc.collect()
-    before = process_time()
+    before = processor_seconds()
     for _ in range(case.times):
         read(case.file)
-    return process_time() - before
+    return processor_seconds() - before
 
 
-def process_time() -> float:
-    """Seconds of this process and its children that have ended."""
-    both = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
-    return sum(each.ru_utime + each.ru_stime for each in both)
-
-
-def cases(folder: Path, images: int) -> list[Case]:
-    """All kinds, with their files."""
+def cases(folder: Path) -> list[Case]:
+    """All kinds, with their files; those that the package writes are written here."""
     random = np.random.default_rng(0)
-    paths = [f"class{number % 100}/{number:07}.jpg" for number in range(images)]
-    rows = ArrayRows(random.standard_normal((images, WIDTH)).astype(np.float32))
-    made = excb.Embeddings(rows, paths, "photos", {"name": "some"}, labels=[path.partition("/")[0] for path in paths])
+    rows = ArrayRows(random.standard_normal((IMAGES, WIDTH)).astype(np.float32))
+    made = excb.Embeddings(rows, PATHS, "photos", {"name": "some"}, labels=LABELS)
     for ending in ("npz", "parquet", "safetensors"):
-        made.save(folder / f"e.{ending}")
-    weights = resnet50().state_dict()
-    torch.save(weights, folder / "w.pth")
-    save_file(weights, folder / "w.safetensors")
-    write_run_checkpoint({"model": weights, "step": 1}, folder / "step-1.pt")
+        made.save(folder / f"e.{ending}", overwrite=True)
+    write_run_checkpoint({"model": resnet50().state_dict(), "step": 1}, folder / "step-1.pt")
     boxes = [{"id": n, "image_id": n % 999, "bbox": random.random(4).tolist(), "area": n / 7} for n in range(100_000)]
     (folder / "a.json").write_text(json.dumps({"annotations": boxes}), encoding="utf-8")
-    lines = "".join(f"{path},{path.partition('/')[0]}\n" for path in paths)
-    (folder / "l.csv").write_text(f"path,label\n{lines}", encoding="utf-8")
-    tables = "".join(f'[[set]]\nname = "set{n}"\ndata = "data/{n}"\n\n' for n in range(200))
-    (folder / "s.toml").write_text(tables, encoding="utf-8")
-    lists = ("easy", "hard", "junk")
-    truth = [{"bbx": [1.0, 2.0, 3.0, 4.0]} | {name: random.integers(0, 5000, 80) for name in lists}] * 70
-    names = {"imlist": [f"all_souls_{n:06}" for n in range(5000)], "qimlist": [f"q_{n}" for n in range(70)]}
-    (folder / "g.pkl").write_bytes(pickle.dumps(names | {"gnd": truth}, protocol=2))
-    noise = np.kron(random.integers(0, 256, (48, 64, 3)), np.ones((8, 8, 1))).astype(np.uint8)
-    for ending in ("jpg", "png"):
-        Image.fromarray(noise).save(folder / f"i.{ending}")
-    parquet.write_table(parquet.read_table(folder / "e.parquet", columns=["path", "label"]), folder / "l.parquet")
     return [
         Case("embeddings `.npz`", folder / "e.npz", plain_npz, embeddings),
         Case("embeddings `.parquet`", folder / "e.parquet", plain_parquet, embeddings),

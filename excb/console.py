@@ -188,6 +188,11 @@ def plural(count: int, noun: str, nouns: str | None = None) -> str:
     return f"{count:,} {noun if count == 1 else nouns or noun + 's'}"
 
 
+def few(names: Sequence[str]) -> str:
+    """The first three names, for a message."""
+    return ", ".join(names[:3]) + (", ..." if len(names) > 3 else "")
+
+
 def duration(seconds: float) -> str:
     """A duration as people read it: 42 s, 3 min 20 s, 5 h 12 min."""
     rounded = round(seconds)

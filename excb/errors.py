@@ -110,6 +110,12 @@ def first_line(error: BaseException) -> str:
     return next(iter(str(error).strip().splitlines()), type(error).__name__)
 
 
+def one_line(error: object) -> str:
+    """An error's whole text as one line of at most 300 characters, or its type where it has none."""
+    text = " ".join(str(error).split()) or type(error).__name__
+    return text if len(text) <= 300 else f"{text[:300]}..."
+
+
 def is_rank0() -> bool:
     """Whether this process is, or will be, rank 0 of a run: the one that prints.
 

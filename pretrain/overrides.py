@@ -152,29 +152,3 @@ def _check_json(value: Any, name: str) -> dict[str, Any]:
     except (TypeError, ValueError):
         raise UserError(message) from None
     return plain
-
-
-def from_dict(values: dict[str, Any]) -> Recipe:
-    """The inverse of `Recipe.to_dict`. Fields unknown to this version are refused.
-
-    Raises:
-        UserError: the values are not a recipe of this version.
-    """
-    sections: dict[str, Any] = {}
-    try:
-        stored = [field for field in dataclasses.fields(Recipe) if field.name != "adopts"]
-        if unknown := values.keys() - {field.name for field in stored}:
-            raise KeyError(*sorted(unknown))
-        for field in stored:
-            # Sections that earlier versions lacked: off by default.
-            value = values.get(field.name, {}) if field.name in ("data", "adapt", "distil") else values[field.name]
-            kind: Any = typing.get_type_hints(Recipe)[field.name]
-            if isinstance(kind, type) and dataclasses.is_dataclass(kind):
-                fields = {n: tuple(v) if isinstance(v, list) else v for n, v in value.items()}
-                if fields.get("objective") == "flex":  # a loss backend until 0.1; it changed speed only
-                    fields["objective"] = "auto"
-                value = kind(**fields)
-            sections[field.name] = value
-        return Recipe(**sections)
-    except (KeyError, TypeError, AttributeError) as error:
-        raise UserError(f"this recipe was written by another version of excb ({error})") from None

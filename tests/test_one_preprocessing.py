@@ -28,7 +28,6 @@ from excb.networks.features import Inputs
 from excb.networks.preprocessing import Preprocessing
 from excb.networks.rules import preprocessing_from
 from excb.pretrain.loop import run_training
-from excb.pretrain.overrides import from_dict
 from excb.pretrain.train import changed_recipe
 from excb.results.result import ResultRecord
 from excb.transfer.task import require_colours
@@ -179,20 +178,13 @@ def test_older_files_mean_what_they_meant() -> None:
         assert (read.crop_mode, read.corner, read.pixels) == ("center", "nearest", Pixels())
         assert read.to_dict() == values
     assert excb.load(OLD / "finished").transform == preprocessing_from(records[0])
-    begun = json.loads((OLD / "stopped" / "recipe.json").read_text(encoding="utf-8"))["recipe"]
-    assert "data" not in begun
-    recipe = from_dict(begun)
-    assert recipe.views.preprocessing == preprocessing_from(records[0])
-    assert recipe.to_dict()["views"] == begun["views"]
-    assert "data" not in recipe.to_dict()
 
 
 def test_a_run_evaluates_as_its_start_and_stores_it(run: Path) -> None:
     assert excb.load(run).transform == RECORD
     stored = json.loads((run / "recipe.json").read_text(encoding="utf-8"))["recipe"]
-    recipe = from_dict(stored)
-    assert recipe.data.colours == "stored"
-    assert replace(recipe.views.preprocessing, pixels=RECORD.pixels) == RECORD
+    assert stored["data"]["colours"] == "stored"
+    assert stored["views"]["eval_crop_mode"] == RECORD.crop_mode
 
 
 def test_exports_say_it(run: Path, tmp_path: Path) -> None:

@@ -1,6 +1,5 @@
 """The runner of all protocols: command line, Python call, step of a suite, dry run, references, files."""
 
-import argparse
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields, replace
 from functools import partial
@@ -10,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from excb.cli import Command
 from excb.console import Reporter, duration
 from excb.errors import UserError, is_rank0
-from excb.option_parser import flag_of, of_arguments, of_values
+from excb.option_parser import flag_of, of_values
 
 from .options import AGAINST, REFERENCES, WITHOUT_EFFECT
 from .protocol import Measurement, Protocol, StoppedEvaluationError, Work
@@ -231,11 +230,6 @@ def command(protocol: Protocol) -> Command:
         group=protocol.group,
         examples=protocol.examples,
     )
-
-
-def evaluation_of(protocol: Protocol, args: argparse.Namespace) -> Evaluation:
-    """The evaluation that a parsed command line names."""
-    return Evaluation(protocol, of_arguments(protocol.shared, args), of_arguments(protocol.options, args))
 
 
 def of_python(protocol: Protocol, values: Mapping[str, Any], *, refused: Mapping[str, str] | None = None) -> Evaluation:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from excb.checkpoint.exported import EVAL_RESULTS
-from excb.errors import UserError
+from excb.errors import UserError, one_line
 from excb.files.foreign import read_bytes
 from excb.remote.hashes import hashes_of
 from excb.remote.hf_repository import FILES, HUB, endpoint, offline
@@ -124,10 +124,10 @@ def _user_errors(repo: str) -> Iterator[None]:
             cause = cause.__cause__  # "Error while uploading FILE", raised from the reason
         if isinstance(cause, HfHubHTTPError):
             raise UserError(f"{repo}: {_answer(cause)}") from None
-        what = " ".join(str(cause).split()) or type(cause).__name__
         if isinstance(cause, ValueError):  # the client's own checks
-            raise UserError(f"{repo}: {what}") from None
-        raise UserError(f"{repo}: the connection to {endpoint() or HUB} failed ({what}): run again") from None
+            raise UserError(f"{repo}: {one_line(cause)}") from None
+        where = endpoint() or HUB
+        raise UserError(f"{repo}: the connection to {where} failed ({one_line(cause)}): run again") from None
 
 
 def _answer(error: "HfHubHTTPError") -> str:

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from excb.console import plural
+from excb.console import few, plural
 from excb.errors import UserError
 from excb.networks.architecture import TIMM_NAMES, WIDER, Architecture, EndlessError
 from excb.networks.backbone import shapes_only
@@ -231,8 +231,3 @@ def _transposed(row: Mismatch) -> bool:
 def _same_name(architecture: Architecture) -> str:
     name = re.sub(r"^(timm|torchvision):", "", architecture.name)
     return TIMM_NAMES.get(name, name).partition(".")[0]
-
-
-def few(names: Sequence[str]) -> str:
-    """The first three names, for a message."""
-    return ", ".join(names[:3]) + (", ..." if len(names) > 3 else "")

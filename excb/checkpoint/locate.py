@@ -9,9 +9,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from excb.checkpoint.coverage import COUNTER, Mismatch, blueprint, cover, coverage_error, few, recognise
+from excb.checkpoint.coverage import COUNTER, Mismatch, blueprint, cover, coverage_error, recognise
 from excb.checkpoint.dialects import usual_names
 from excb.checkpoint.layout_table import SPARE, Dictionaries, NetworkPlace
+from excb.console import few
 from excb.errors import UserError
 from excb.networks.architecture import Architecture
 from excb.networks.preprocessing import Preprocessing

@@ -7,7 +7,8 @@ from typing import Any, Literal
 
 from torch import Tensor, nn
 
-from excb.checkpoint.coverage import check_values, few
+from excb.checkpoint.coverage import check_values
+from excb.console import few
 from excb.errors import UserError
 from excb.networks.architecture import Architecture
 from excb.networks.preprocessing import Preprocessing

@@ -21,7 +21,6 @@ from excb.files import npy
 from excb.files.foreign import check_memory, open_file, refuse_special
 
 NPY = ".npy"
-MOST_CHANNELS = 4096  # of an image; hyperspectral cameras have some hundreds
 MOST_VALUES = 2**30  # of one image: a forged header states more
 _ARRAY, _TIFF = b"\x93NUMPY", (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")  # first bytes of a file; + is BigTIFF
 _DEFLATED = (8, 32946)  # of its compressions

@@ -121,25 +121,23 @@ def checkpoints(home: Path | None = None) -> list[Checkpoint]:
     return list(rows.values())
 
 
-def find(name: str, home: Path | None = None) -> Checkpoint | None:
+def find(name: str) -> Checkpoint | None:
     """The checkpoint of that name, else of that alias; None where there is none. No other row is checked."""
-    return _named(name, home or usual_home()) or _stating("aliases", {name}, home or usual_home())
+    return _named(name) or _stating("aliases", {name})
 
 
-def find_at(places: Set[str], home: Path | None = None) -> Checkpoint | None:
+def find_at(places: Set[str]) -> Checkpoint | None:
     """The first checkpoint whose weights are at one of these locations, in any form; None where there is none."""
-    where = home or usual_home()
-    return (_stating("locations", places, where) or _stating("also_at", places, where)) if places else None
+    return (_stating("locations", places) or _stating("also_at", places)) if places else None
 
 
-def find_with_hash(sha256: str, home: Path | None = None) -> Checkpoint | None:
+def find_with_hash(sha256: str) -> Checkpoint | None:
     """The first checkpoint whose file has this hash, as published or as recorded at its first download."""
-    where = home or usual_home()
-    for name, values in _unchecked(where):
+    for name, values in _unchecked():
         algorithm, _, digits = str(values.get("digest")).lower().partition(":")
-        if algorithm == "sha256" and digits and sha256.startswith(digits) and (row := _named(name, where)) is not None:
+        if algorithm == "sha256" and digits and sha256.startswith(digits) and (row := _named(name)) is not None:
             return row
-    return find_at(addresses_with(sha256), where)
+    return find_at(addresses_with(sha256))
 
 
 def find_built_in(name: str) -> Checkpoint | None:
@@ -147,14 +145,14 @@ def find_built_in(name: str) -> Checkpoint | None:
     return _built_in(name)
 
 
-def names(home: Path | None = None) -> list[str]:
+def names() -> list[str]:
     """The names of all checkpoints, of damaged ones too."""
-    return list(dict.fromkeys(name for name, _ in _unchecked(home or usual_home())))
+    return list(dict.fromkeys(name for name, _ in _unchecked()))
 
 
-def damaged(home: Path | None = None) -> list[str]:
+def damaged() -> list[str]:
     """One line for each of the user's files and tables that cannot be used: which, and why."""
-    return _users(home or usual_home())[1]
+    return _users(usual_home())[1]
 
 
 def bundled_folder(name: str) -> Path | None:
@@ -162,38 +160,38 @@ def bundled_folder(name: str) -> Path | None:
     return BUNDLED / name if any(file.parent.name == name for file in _configs(BUNDLED)) else None
 
 
-def _named(name: str, home: Path) -> Checkpoint | None:
+def _named(name: str) -> Checkpoint | None:
     """The row of a name, as `checkpoints` has it: of the user's damaged ones, what they hide."""
     if (folder := bundled_folder(name)) is not None:
         return _bundled(folder / CONFIG)
     with suppress(UserError):
-        if (values := _tables(home / USERS).get(name)) is not None:
+        if (values := _tables(usual_home() / USERS).get(name)) is not None:
             return _from_table(name, values)
     with suppress(UserError):
-        for file in _configs(home):
+        for file in _configs(usual_home()):
             if file.parent.name == name and (row := _users_folder(file)) is not None:
                 return row
     return _built_in(name)
 
 
-def _stating(field: str, wanted: Set[str], home: Path) -> Checkpoint | None:
+def _stating(field: str, wanted: Set[str]) -> Checkpoint | None:
     """The first row that states one of these texts in a field of texts; rows that do not are not checked."""
-    for name, values in _unchecked(home):
+    for name, values in _unchecked():
         stated = values.get(field)
         if isinstance(stated, list) and any(text in wanted for text in stated if isinstance(text, str)):
-            row = _named(name, home)
+            row = _named(name)
             if row is not None and wanted & {*getattr(row, field)}:
                 return row
     return None
 
 
-def _unchecked(home: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+def _unchecked() -> Iterator[tuple[str, dict[str, Any]]]:
     """Names and stated values of all rows, in the order of `checkpoints`; what cannot be read is left out."""
-    for file in (*_configs(BUNDLED), *_configs(home)):
+    for file in (*_configs(BUNDLED), *_configs(usual_home())):
         with suppress(UserError):
             yield file.parent.name, _values_of_folder(file)
     with suppress(UserError):
-        yield from _tables(home / USERS).items()
+        yield from _tables(usual_home() / USERS).items()
     yield from _built_in_tables().items()
 
 

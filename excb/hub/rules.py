@@ -19,6 +19,7 @@ from excb.files.records import (
     words,
 )
 from excb.networks.rules import PREPROCESSING, preprocessing_from
+from excb.remote.hashes import DIGEST
 from excb.remote.home import folder_of
 from excb.remote.wheels import PLACE
 
@@ -57,7 +58,7 @@ FIELDS = {
         list_of(_LOCATION), 'a list of "hf-hub:user/repo@revision", "https://..." or "pypi:PACKAGE==VERSION/PATH"'
     ),
     "also_at": Field(list_of(matching(r"hf-hub:[\w.-]+/[\w.-]+")), 'a list of "hf-hub:user/repo"'),
-    "digest": Field(matching("sha256:[0-9a-f]{8,64}|md5:[0-9a-f]{8,32}"), '"sha256:" or "md5:" and 8 digits or more'),
+    "digest": Field(matching(DIGEST), '"sha256:" or "md5:" and 8 digits or more'),
     "layout": _TEXT,
     "network": Field(one_of("teacher", "student"), '"teacher" or "student"'),
     "epochs": _COUNT,

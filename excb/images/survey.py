@@ -76,7 +76,7 @@ class Survey:
         return f"{said}, values {self.low:,.6g} to {self.high:,.6g}{sampled}: {how}{clipped}"
 
 
-def surveyed(images: Any, declared: Pixels | None = None, *, name: str = "", colours_of: str = "") -> Survey:
+def surveyed(images: Any, declared: Pixels | None = None, *, colours_of: str = "") -> Survey:
     """Look at a set's images, and settle how their stored values become channels.
 
     Sets without a file that may hold more than 8 bits cost nothing. Of others, `HEADERS` headers are read, and where
@@ -85,13 +85,12 @@ def surveyed(images: Any, declared: Pixels | None = None, *, name: str = "", col
     Args:
         images: with `source(index)`, else they are taken for 8-bit images.
         declared: the record that a user or a network says; its range holds for images of more than 8 bits.
-        name: of the set, for messages.
         colours_of: the protocol or command that takes grey and colour images only, if one does.
 
     Raises:
         UserError: images have several numbers of channels, or values on several scales, and no record says which.
     """
-    known, total, name = declared or pixels_of(images), len(images), name or _name_of(images)
+    known, total, name = declared or pixels_of(images), len(images), _name_of(images)
     source: Callable[[int], Source] = getattr(images, "source", _no_source)
     kinds, possible = _stored(images, known)
     if not kinds and known.channels != 3:  # none can be read as images of so many channels
@@ -116,7 +115,7 @@ def surveyed(images: Any, declared: Pixels | None = None, *, name: str = "", col
         return Survey(total, kinds, known if channels == known.channels else Pixels(channels, colours=known.colours))
     require(known.origin == "declared" or len({stored for stored, _ in kinds}) == 1, _mixed(kinds, name))
     measured = _looked(
-        images, _spread(possible, MEASURED), f"bounds of {channels}", lambda index: _bounds(source(index), channels)
+        images, evenly(possible, MEASURED), f"bounds of {channels}", lambda index: _bounds(source(index), channels)
     )
     ranges = [np.frombuffer(bounds).reshape(2, -1) for bounds in measured if bounds]
     require(bool(ranges), f"no image of {name} holds a number: repair them, or leave them out")
@@ -159,7 +158,7 @@ def _stored(images: Any, known: Pixels) -> tuple[Counter[tuple[str, int]], list[
     headers = "header of a picture" if known.channels == 3 else f"header of {plural(known.channels, 'channel')}"
     if coded and len(possible) <= HEADERS:  # of all of them, and whoever asks for headers reads pixels next
         source = partial(read_once, images)
-    seen = _looked(images, _spread(possible, HEADERS), headers, lambda index: _kind(source(index), known))
+    seen = _looked(images, evenly(possible, HEADERS), headers, lambda index: _kind(source(index), known))
     kinds = Counter(_kind_of(kind) for kind in seen if kind is not None)
     if coded and len(possible) < len(images):
         kinds["uint8", 3] += len(images) - len(possible)
@@ -233,7 +232,8 @@ def _possibly_deep(paths: Iterable[str]) -> list[int]:
     return [index for index, path in enumerate(paths) if not path.lower().endswith(SHALLOW)]
 
 
-def _spread(indices: Sequence[int], count: int) -> list[int]:
+def evenly(indices: Sequence[int], count: int) -> list[int]:
+    """`count` of them at most, evenly spaced, so that all classes are covered."""
     if len(indices) <= count:
         return list(indices)
     return [indices[int(place)] for place in np.linspace(0, len(indices) - 1, count)]

@@ -90,10 +90,10 @@ class GalleryTable:
     note: str
 
 
-def thumbnail(image: Image.Image | np.ndarray, *, side: int = SIDE) -> str:
+def thumbnail(image: Image.Image | np.ndarray) -> str:
     """A whole image, as people see it, as a small JPEG without metadata, as the text of a data address."""
     small = visible_rgb(image).copy()
-    small.thumbnail((side, side), Image.Resampling.BICUBIC)
+    small.thumbnail((SIDE, SIDE), Image.Resampling.BICUBIC)
     buffer = io.BytesIO()
     small.save(buffer, "JPEG", quality=QUALITY, optimize=True, exif=b"", icc_profile=None)
     return data_address(buffer.getvalue(), "image/jpeg")

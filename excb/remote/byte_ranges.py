@@ -13,7 +13,7 @@ from functools import lru_cache
 from typing import IO, Any
 
 from excb.console import plural
-from excb.errors import UserError
+from excb.errors import UserError, one_line
 from excb.files.foreign import open_file
 
 MOST_OPEN = 128  # local files that one process keeps open; systems usually allow it 1,024
@@ -54,8 +54,7 @@ def failures() -> tuple[type[Exception], ...]:
 
 def reason(error: Exception) -> str:
     """Why a place could not be read, in one line."""
-    text = " ".join(str(getattr(error, "strerror", None) or error).split()) or type(error).__name__
-    return text if len(text) <= 300 else f"{text[:300]}..."
+    return one_line(getattr(error, "strerror", None) or error)
 
 
 def filesystem(place: str) -> tuple[Any, str]:

@@ -12,6 +12,7 @@ from excb.files.foreign import open_file
 from excb.remote.home import HASHES, home, record_hash, recorded
 
 WRONG = ".wrong"  # ending of a renamed wrong file
+DIGEST = "sha256:[0-9a-f]{8,64}|md5:[0-9a-f]{8,32}"  # a hash, or its beginning, in lower case
 _CHUNK = 1 << 20  # bytes
 
 
@@ -29,7 +30,7 @@ class Published(NamedTuple):
 
 def parse_digest(digest: str) -> Published:
     """Read "sha256:HEX" or "md5:HEX". Raises UserError for anything else, or less than 8 digits."""
-    if re.fullmatch(r"sha256:[0-9a-f]{8,64}|md5:[0-9a-f]{8,32}", digest.lower()) is None:
+    if re.fullmatch(DIGEST, digest.lower()) is None:
         raise UserError(f"'{digest}' is not a hash: write sha256:HEX or md5:HEX, with 8 digits at least")
     return Published(*digest.lower().split(":"))
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from excb.console import Progressor, Reporter
-from excb.errors import NO_ROOM, UserError, require
+from excb.errors import NO_ROOM, UserError, one_line, require
 from excb.remote.download import MB, TIMEOUT, check_room
 from excb.remote.hashes import WRONG, Published, hashes_of, verify_hash
 from excb.remote.home import expanded
@@ -261,8 +261,7 @@ def _reason(error: BaseException, repo: str, where: str) -> str:
 
 
 def _no_connection(error: BaseException, where: str, hub: str) -> str:
-    what = " ".join(str(error).split()) or type(error).__name__
-    return f"{where}: no connection to {hub}, or a broken one ({what}): check the network and run again"
+    return f"{where}: no connection to {hub}, or a broken one ({one_line(error)}): check the network and run again"
 
 
 def _answer(error: "HfHubHTTPError", repo: str) -> str:

@@ -8,6 +8,7 @@ from excb.errors import UserError
 from excb.results.result import ResultRecord
 
 ADVICE = "name another file with --out, or replace it with --overwrite"
+FOLDER_ADVICE = "name another folder with --out, or replace it with --overwrite"
 PYTHON_ADVICE = "name another file, or replace it with overwrite=True"
 PYTHON_FOLDER_ADVICE = "name another folder, or replace it with overwrite=True"
 

@@ -12,11 +12,11 @@ from typing import Any
 
 import numpy as np
 
-from excb.errors import UserError, nearest_name, require
+from excb.errors import UserError, nearest_name, one_line, require
 from excb.images.decoding import Source, open_image
 from excb.images.pixels import EIGHT_BIT, ClippedImages, Pixels, notice_of
 from excb.ledger import NOTHING, Ledger
-from excb.sources.source import Note, NumberedImages, SetSource, Split, one_line, rank0_then_all
+from excb.sources.source import Note, NumberedImages, SetSource, Split, rank0_then_all
 
 _HELD_OUT: tuple[str, ...] = ("test", "validation", "valid", "val")
 

@@ -1,4 +1,4 @@
-"""The base of sources of named data sets: their declaration, numbered images, one-line errors."""
+"""The base of sources of named data sets: their declaration and numbered images."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -62,9 +62,3 @@ def rank0_then_all(load: Callable[[], T]) -> T:
     loaded: list[T] = []
     run_on_rank0(lambda: loaded.append(load()))
     return loaded[0] if loaded else load()
-
-
-def one_line(error: Exception) -> str:
-    """A library's error as one line of at most 300 characters."""
-    text = " ".join(str(error).split()) or type(error).__name__
-    return text if len(text) <= 300 else f"{text[:300]}..."

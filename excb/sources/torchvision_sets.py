@@ -12,12 +12,12 @@ from typing import Any
 import numpy as np
 from PIL.Image import Image, fromarray
 
-from excb.errors import UserError, nearest_name
+from excb.errors import UserError, nearest_name, one_line
 from excb.images.decoding import to_rgb
 from excb.images.image_set import Images, ImageSet
 from excb.ledger import NOTHING, Ledger
 from excb.remote.home import expanded
-from excb.sources.source import Note, NumberedImages, SetSource, Split, one_line, rank0_then_all
+from excb.sources.source import Note, NumberedImages, SetSource, Split, rank0_then_all
 
 # torchvision's names of the train splits and of the test split. Sets without a test split are left out.
 SETS: dict[str, tuple[tuple[str | bool, ...], str | bool]] = {

@@ -1,11 +1,15 @@
 """The page of an experiment: what to do, the commands and what they cost, and the figures that say so."""
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from excb.charts.style import BLUE, GREEN, GREY, ORANGE, drawable, figure_bytes, new_figure, shortened, style_axes
 from excb.console import plural
 from excb.pages.frame import data_address, render_page
+from excb.pages.origin import PageOrigin, refuse_other_page
+from excb.results.beside import refuse_folders, refuse_other_beside, text_beside
+from excb.results.replacing import FOLDER_ADVICE
 
 from ..verdict import FIGURES
 from .commands import NextStep
@@ -26,6 +30,7 @@ ACTIONS = {
     "pretrain": "Pretrain from random weights",
     "undecided": "Your images do not decide it",
 }
+PAGE, JSON = "choose.html", "choose.json"
 LONGEST = 44  # characters of a name in the picture
 
 
@@ -35,7 +40,26 @@ def action_in_words(recommendation: Recommendation) -> str:
     return ACTIONS[recommendation.action].format(trial.base or trial.name if trial is not None else "")
 
 
-def render_choice(experiment: Experiment, recommendation: Recommendation, steps: Sequence[NextStep], data: str) -> str:
+def origin_of(root: str) -> PageOrigin:
+    """The origin of the page on the images of a folder."""
+    return PageOrigin.of("choose", root)
+
+
+def refuse_other_choice(out: Path, root: str) -> None:
+    """Refuse a folder whose page is of other images, or whose files of these names are of something else.
+
+    Raises:
+        UserError: it is so.
+    """
+    report = text_beside(JSON, "report of choose", '"recommendation": ', '"headline": ', '"trials": ')
+    refuse_folders([out / PAGE, out / JSON])
+    refuse_other_page(out / PAGE, origin_of(root), advice=FOLDER_ADVICE)
+    refuse_other_beside(out / PAGE, [report], advice=FOLDER_ADVICE)
+
+
+def render_choice(
+    experiment: Experiment, recommendation: Recommendation, steps: Sequence[NextStep], data: str, origin: PageOrigin
+) -> str:
     """The page as HTML."""
     decisive = experiment.trials[0].reading.decisive
     return render_page(
@@ -52,6 +76,7 @@ def render_choice(experiment: Experiment, recommendation: Recommendation, steps:
             (trial, KINDS[trial.kind], trial.interval()) for trial in sorted(experiment.trials, key=lambda t: -t.value)
         ],
         skipped=experiment.skipped,
+        origin=origin,
     )
 
 

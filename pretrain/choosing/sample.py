@@ -28,18 +28,17 @@ class TrialImages:
         return self.measured.labels is not None and self.measured.classes is not None
 
 
-def draw_images(images: CodedImages, labelled: FiledImages | None = None, *, seed: int = 0) -> TrialImages:
-    """Divide a set, or as much of it as an experiment reads; the same images for the same seed.
+def draw_images(images: CodedImages, labelled: FiledImages | None = None) -> TrialImages:
+    """Divide a set, or as much of it as an experiment reads; the same images every time.
 
     Args:
         images: all images.
         labelled: those with labels, where a table names them: they are measured, and the others are learned from.
-        seed: of the draw.
 
     Raises:
         UserError: a table names files, and the images are none.
     """
-    random = seeding.generator(seeding.Purpose.MONITOR, seed)
+    random = seeding.generator(seeding.Purpose.MONITOR, 0)
     if labelled is None:
         order = random.permutation(len(images))
         measured = min(MEASURED, len(order) // 2)

@@ -51,6 +51,7 @@ def add_options(parser: Parser) -> None:
     parser.add_argument("--hours", type=float, metavar="H", help="hours that a run may take")
     parser.add_argument("--gpus", type=int, metavar="N", help="GPUs of this machine, 0 for the CPU (default: all)")
     parser.add_argument("--out", type=Path, metavar="DIR", default=FOLDER, help="for the page (default: runs/choose)")
+    parser.add_argument("--overwrite", action="store_true", help="replace what --out has of other images")
     add_range(parser)
     add_output(parser)
 
@@ -62,6 +63,10 @@ def run(options: argparse.Namespace) -> int:
     require(options.minutes > 0, "--minutes must be above 0")
     if options.no_pilots and (tried := _only_for_trying(options)):
         raise UserError(f"{tried} says what to try: leave --no-pilots out")
+    require(
+        not (options.no_pilots and options.overwrite),
+        "--overwrite is of the page, and --no-pilots writes none: leave it out",
+    )
     from excb.distributed.machine import choose_device
     from excb.files.atomic import check_writable_folder
     from excb.hub.loading import require_known
@@ -82,6 +87,10 @@ def run(options: argparse.Namespace) -> int:
     if not options.no_pilots:
         refuse_among(images, options.out)
         check_writable_folder(options.out)  # before time is spent
+        if not options.overwrite:
+            from ..choosing.page import refuse_other_choice
+
+            refuse_other_choice(options.out, str(images.root))
     device = choose_device("cpu" if options.gpus == 0 else "auto")
     named = options.data or str(images.root)
     declared = () if options.range is None else (f"data.range={options.range}",)
@@ -127,7 +136,7 @@ def _experiment(
     from ..channels import fit_channels
     from ..choosing.commands import next_steps
     from ..choosing.experiment import TrialRunner
-    from ..choosing.page import action_in_words, figure_in_words, render_choice, report_of
+    from ..choosing.page import JSON, PAGE, action_in_words, figure_in_words, origin_of, render_choice, report_of
     from ..choosing.recommendation import recommend
     from ..choosing.sample import FEWEST, draw_images
     from ..training.statistics import measured
@@ -162,9 +171,9 @@ def _experiment(
     recommendation = recommend(experiment)
     steps = next_steps(experiment, recommendation, choice)
     report = report_of(experiment, recommendation, steps, choice.data)
-    json_text.write_json(report, options.out / "choose.json")
-    page = options.out / "choose.html"
-    write_text(render_choice(experiment, recommendation, steps, choice.data), page)
+    json_text.write_json(report, options.out / JSON)
+    page, origin = options.out / PAGE, origin_of(str(images.root))
+    write_text(render_choice(experiment, recommendation, steps, choice.data, origin), page)
     if options.json:
         reporter.answer(json.dumps(report, indent=2))
         return experiment.stopped

@@ -68,19 +68,24 @@ def dry_run_here(options: argparse.Namespace, recipe: Recipe) -> int:
 
     from ..data.hub_stream import refuse_stream
     from ..plan.plan import plan_run, print_plan_report
-    from ..run.run_folder import newest_step
     from ..training.rehearsal import rehearse
 
     refuse_stream(options.data, "--dry-run")
     reporter, place = reporter_of(options), place_of(options)
     require_gpus(options.gpus)
     images = training_images(options.data, options.list, reporter.note)
-    recipe, images, precision = rehearse(
-        recipe, images, place, reporter, against=options.against, extend=options.extend
+    recipe, images, precision, done = rehearse(
+        recipe,
+        images,
+        place,
+        reporter,
+        against=options.against,
+        extend=options.extend,
+        processes=max(1, options.gpus or 1),
     )
     report = plan_run(recipe, options.gpus, images, measure="step", precision=precision, reporter=reporter)
     if not options.json:
-        done, steps = newest_step(place.folder), recipe.steps_per_epoch(len(images)) * recipe.optim.epochs
+        steps = recipe.steps_per_epoch(len(images)) * recipe.optim.epochs
         already = "" if not done else f": {done:,} of {plural(steps, 'step')} are done"
         reporter.answer(f"it can run, into {place}{already}")
     print_plan_report(report, reporter, as_json=options.json)

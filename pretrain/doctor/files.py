@@ -9,6 +9,7 @@ from excb.console import Reporter, plural
 from excb.images.decoding import BrokenImageError, Source, open_smaller, stored_and_upright_size
 from excb.images.image_set import CodedImages, ImageSet
 from excb.images.pixels import pixels_of
+from excb.images.survey import evenly
 
 from .finding import Finding, such_as
 
@@ -34,8 +35,8 @@ def check_files(
         shorter.append(min(open_smaller(source, lambda _size: 1, pixels)[1]))
 
     # An image in a shard is always read as a whole, so its header is no cheaper than its pixels.
-    indices = range(len(images)) if everything or isinstance(images, ImageSet) else _spread(range(len(images)), SAMPLE)
-    sample = list(indices) if everything else _spread(indices, SAMPLE)
+    indices = range(len(images)) if everything or isinstance(images, ImageSet) else evenly(range(len(images)), SAMPLE)
+    sample = list(indices) if everything else evenly(indices, SAMPLE)
     broken = _try_all(images, sorted(set(indices) - set(sample)), header, "headers", reporter)
     damaged = _try_all(images, sample, decode, "decoding", reporter)
     # Of what is not decoded, the header may be broken, or what follows it.
@@ -68,13 +69,6 @@ def _try_all(
             for _ in threads.map(attempt, indices[start : start + CHUNK]):
                 bar.advance()
     return broken
-
-
-def _spread(indices: Sequence[int], count: int) -> list[int]:
-    """`count` of them, evenly spaced, so that all classes are covered."""
-    if len(indices) <= count:
-        return list(indices)
-    return [indices[int(place)] for place in np.linspace(0, len(indices) - 1, count)]
 
 
 def _judge(name: str, broken: dict[int, str], indices: int, max_share: float, *, of: int | None = None) -> Finding:

@@ -7,6 +7,7 @@ from pathlib import Path
 import torch
 
 from excb.console import plural
+from excb.distributed.machine import usable_cores
 
 from .finding import Finding, size
 
@@ -52,7 +53,7 @@ def check_shared_memory(batch: int, workers: int, prefetch: int, processes: int)
 
 def check_cores(workers: int, processes: int) -> Finding:
     """Check the available cores against threads and workers of all processes."""
-    seen, allowed = visible_cores(), quota()
+    seen, allowed = usable_cores(), quota()
     cores = min(seen, allowed) if allowed is not None else seen
     threads = torch.get_num_threads()
     each = f"{plural(threads, 'thread')} and {plural(workers, 'worker')}"
@@ -67,11 +68,6 @@ def check_cores(workers: int, processes: int) -> Finding:
         fix = f"efficiency.workers={max(1, int(cores // processes))}: more than one per core wait for each other"
         return Finding("cores", "warning", found, fix)
     return Finding("cores", "ok", found)
-
-
-def visible_cores() -> int:
-    """Cores that this process may run on."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def quota() -> float | None:

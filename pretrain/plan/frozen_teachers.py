@@ -3,7 +3,6 @@
 The latter is counted with the step (`flops.count`, `trace.trace_step`). Here is what comes before it, and a summary.
 """
 
-import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -21,10 +20,11 @@ from ..distil.teachers import Teacher
 from ..recipe import Recipe
 from ..training import teaching
 from .fakes import without_values
+from .speed import run_for
 from .trace import IMAGES, Alive, tensors_of
 
 ROW_BYTES = 4  # of a feature in the cache
-CPU_FLOPS = 2e11  # of a pass measured on a CPU, at most: some seconds
+CPU_FLOPS = 2e11  # of a pass or a step measured on a CPU, at most: some seconds
 
 Report = dict[str, Any]
 
@@ -146,13 +146,5 @@ def measure_once(
 @torch.no_grad()
 def _images_per_second(network: nn.Module, side: int, images: int, device: torch.device, seconds: float) -> float:
     inputs = torch.rand(images, image_channels(network), side, side, device=device, dtype=_dtype(network))
-    passes, elapsed, start = -1, 0.0, 0.0
-    while passes < 1 or elapsed < seconds:
-        network(inputs)
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
-        passes += 1
-        if passes == 0:  # the first one warms up
-            start = time.perf_counter()
-        elapsed = time.perf_counter() - start
+    passes, elapsed = run_for(lambda _number: network(inputs), device, seconds)
     return passes * images / elapsed

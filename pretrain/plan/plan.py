@@ -33,7 +33,6 @@ IMAGENET = 1_281_167  # training images of ImageNet-1k, where no folder is named
 ROOM = 0.9  # of a GPU's memory that a run may fill
 STEP_SECONDS, LOADER_SECONDS, TEACHER_SECONDS = 15.0, 10.0, 5.0  # of measuring
 BRIEF_SECONDS = 2.0  # of steps before a dry run ends
-CPU_FLOPS = 2e11  # of a step measured on a CPU, at most: some seconds
 SLOW = "fp16 is many times slower than fp32 on a CPU: set efficiency.precision=auto, or time it by `plan --measure`"
 NO_GPU = "no GPU to measure on (--measure measures on the CPU)"
 
@@ -200,7 +199,7 @@ def measure_run(
     )
     share = counted["batch"] // counted["processes"]
     if not on_gpu:  # a whole batch would take minutes there
-        share = max(2, min(share, int(CPU_FLOPS / counted["flops"]["image"])))
+        share = max(2, min(share, int(frozen_teachers.CPU_FLOPS / counted["flops"]["image"])))
         recipe = recipe.change(efficiency={"accumulate": 1})
     try:
         step = measure_step(recipe, share, device, seconds=seconds, teachers=teachers)

@@ -2,7 +2,7 @@
 
 import itertools
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -114,16 +114,25 @@ def measure_step(
         if on_gpu:
             batch = batch.pin_memory()
             torch.cuda.reset_peak_memory_stats(device)
-        steps, elapsed, start = -1, 0.0, 0.0
-        while steps < 1 or elapsed < seconds:
-            trainer.step(batch, steps + 1)
-            if on_gpu:
-                torch.cuda.synchronize(device)
-            steps += 1
-            if steps == 0:  # the first one warms up, and compiles
-                start = time.perf_counter()
-            elapsed = time.perf_counter() - start
+        steps, elapsed = run_for(lambda number: trainer.step(batch, number), device, seconds)
     return StepSpeed(steps * images / elapsed, images, steps, peak_memory(device) if on_gpu else None)
+
+
+def run_for(work: Callable[[int], object], device: torch.device, seconds: float) -> tuple[int, float]:
+    """Repeat work, given its number, for some seconds: how often, and the seconds that it took.
+
+    A first time, which warms up and compiles, does not count.
+    """
+    times, elapsed, start = -1, 0.0, 0.0
+    while times < 1 or elapsed < seconds:
+        work(times + 1)
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        times += 1
+        if times == 0:
+            start = time.perf_counter()
+        elapsed = time.perf_counter() - start
+    return times, elapsed
 
 
 def measure_loader(

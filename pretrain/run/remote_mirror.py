@@ -5,18 +5,19 @@ import json
 import os
 import socket
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import NamedTuple
 
 from excb.checkpoint import run_checkpoint
 from excb.cli import local_path
 from excb.errors import UserError
 from excb.files import json_text
-from excb.files.atomic import write_text
+from excb.files.atomic import nearest_existing, write_text
 from excb.files.foreign import read_bytes
 from excb.files.run_files import OWNER
 from excb.remote import byte_ranges
@@ -91,24 +92,41 @@ class Mirror:
             )
         return None if text is None else text.decode("utf-8", "replace")
 
-    def receive(self) -> None:
+    @contextmanager
+    def received(self) -> Iterator[Path]:
+        """A folder for the block that holds what `receive` would leave in the run folder, which stays as it is."""
+        with TemporaryDirectory(prefix=".received-", dir=nearest_existing(self._folder.parent)) as temporary:
+            for name in ("", run_checkpoint.FOLDER):
+                folder = Path(temporary) / name
+                folder.mkdir(exist_ok=True)
+                for file in (self._folder / name).glob("*"):
+                    if file.is_file():  # downloads replace the links
+                        (folder / file.name).symlink_to(file.absolute())
+            self.receive(Path(temporary))
+            yield Path(temporary)
+
+    def receive(self, folder: Path | None = None) -> None:
         """Download the checkpoints that are missing locally and, if the newest is among them, the other files too.
+
+        Args:
+            folder: where to; by default the run folder.
 
         Raises:
             UserError: something cannot be read.
         """
+        here = folder or self._folder
         try:
             stored = self._store.sizes(run_checkpoint.FOLDER)
             remote = {_checkpoint(name): size for name, size in stored.items() if run_checkpoint.is_name(name)}
             newest = max((run_checkpoint.step_of(Path(name)) for name in remote), default=-1)
-            local = max(map(run_checkpoint.step_of, run_checkpoint.in_run(self._folder)), default=-1)
+            local = max(map(run_checkpoint.step_of, run_checkpoint.in_run(here)), default=-1)
             if newest > local:
-                names = [f"{folder}/{name}".lstrip("/") for folder in FETCHED for name in self._store.sizes(folder)]
+                names = [f"{part}/{name}".lstrip("/") for part in FETCHED for name in self._store.sizes(part)]
                 for name in names:
                     if name != OWNER:
-                        self._store.fetch(name, self._folder / name)
+                        self._store.fetch(name, here / name)
             for name, size in remote.items():
-                file = self._folder / name
+                file = here / name
                 if not file.is_file() or file.stat().st_size != size:
                     self._store.fetch(name, file)
                 self._sent[name] = _stamp(file)

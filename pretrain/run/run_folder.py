@@ -117,9 +117,7 @@ class RunFolder:
         """
         data, file = facts_of_images(images), self.path / RECIPE
         remote, extends = self._mirror.text(RECIPE) if self._mirror is not None else None, self._extends is not None
-        if remote is not None:
-            _refuse_others(remote, recipe, data, str(self.place), extends=extends)
-        refuse_other_run(self.path, recipe, data, extends=extends)
+        refuse_other_run(self.place, recipe, data, extends=extends, remote=remote)
         if self._mirror is not None:
             self._mirror.receive()
         if extends:
@@ -380,14 +378,22 @@ def _why_ended(report: Path) -> str:
         return ""
 
 
-def refuse_folder(place: RunLocation, recipe: Recipe | None, images: CodedImages, *, extends: bool = False) -> None:
-    """Refuse the folder that a run itself would refuse, before it starts. The folder at a URL is not looked at.
+def refuse_folder(
+    place: RunLocation,
+    recipe: Recipe | None,
+    images: CodedImages,
+    *,
+    extends: bool = False,
+    remote: str | None = None,
+) -> None:
+    """Refuse the folder that a run itself would refuse, before it starts.
 
     Args:
         place: of the run.
         recipe: with all values that the run takes from images and checkpoints; None if it is not known.
         images: the training images.
         extends: the run in the folder is extended.
+        remote: the `recipe.json` at the URL, if there is one.
 
     Raises:
         UserError: the folder is among the images, or belongs to a run with another recipe or other images.
@@ -395,11 +401,13 @@ def refuse_folder(place: RunLocation, recipe: Recipe | None, images: CodedImages
     if place.url is None:
         refuse_among(images, place.folder)
     if recipe is not None:
-        refuse_other_run(place.folder, recipe, facts_of_images(images), extends=extends)
+        refuse_other_run(place, recipe, facts_of_images(images), extends=extends, remote=remote)
 
 
-def refuse_other_run(folder: Path, recipe: Recipe, data: dict[str, Any], *, extends: bool = False) -> None:
-    """Refuse a folder that holds a run with another recipe or other images.
+def refuse_other_run(
+    place: RunLocation, recipe: Recipe, data: dict[str, Any], *, extends: bool, remote: str | None
+) -> None:
+    """Refuse a place that holds a run with another recipe or other images; arguments as `refuse_folder`.
 
     A run that was refused before its first step (a wrong init=) left a recipe but no result, and does not count.
     With `extends` the run may have other epochs.
@@ -407,6 +415,9 @@ def refuse_other_run(folder: Path, recipe: Recipe, data: dict[str, Any], *, exte
     Raises:
         UserError: the folder belongs to a run with another recipe or other images.
     """
+    folder = place.folder
+    if remote is not None:
+        _refuse_others(remote, recipe, data, str(place), extends=extends)
     if _has_trained(folder):
         text = read_bytes(folder / RECIPE)
         _refuse_others(text, recipe, data, os.fspath(folder), extends=extends)

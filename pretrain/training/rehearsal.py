@@ -1,6 +1,7 @@
 """The start of a run without its traces: a dry run refuses what the run refuses, by the same functions."""
 
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -15,7 +16,7 @@ from ..initialise import start_from
 from ..precision import resolved
 from ..recipe import Recipe
 from ..run.probe import FolderProbe
-from ..run.remote_mirror import RunLocation
+from ..run.remote_mirror import Mirror, RunLocation
 from ..run.run_folder import (
     begun_precision,
     extended,
@@ -26,7 +27,7 @@ from ..run.run_folder import (
 )
 from .epoch_end import probes_of, refuse_other_gauges
 from .pixels import in_colours
-from .start import build_or_refuse, complete_recipe, resolve_run
+from .start import build_or_refuse, complete_recipe, refuse_lost_feedback, resolve_run
 from .teaching import Teaching, check_cache, load_teaching, refuse_other_teachers
 
 
@@ -38,10 +39,11 @@ def rehearse(
     *,
     against: Sequence[str] = (),
     extend: int | None = None,
-) -> tuple[Recipe, CodedImages, str]:
+    processes: int = 1,
+) -> tuple[Recipe, CodedImages, str, int]:
     """Do what a run does before its first step, but for what takes long, and write nothing; in one process.
 
-    A run at a URL is not looked at there, only its copy on this machine.
+    Of a run at a URL, checkpoints that are not on this machine are downloaded, and deleted again.
 
     Args:
         recipe: as the command line makes it.
@@ -50,34 +52,41 @@ def rehearse(
         reporter: for messages.
         against: checkpoints that the verdict compares the run with.
         extend: epochs beyond the recipe's, for a finished run.
+        processes: of the run.
 
     Returns:
-        The recipe with all values but the precision, the images with their pixels, and the precision.
+        The recipe with all values but the precision, the images with their pixels, the precision, and the steps that
+        are done.
 
     Raises:
         UserError: the run cannot start.
     """
     refuse_place(place)
-    begun, stored = place.folder / RECIPE, stored_recipe(place.folder)
+    begun = place.folder / RECIPE
+    mirror = None if place.url is None else Mirror(place.url, place.folder, reporter.warn)
     recipe, images, device = resolve_run(recipe, images, reporter, begun=begun, against=against)
+    remote = None if mirror is None else mirror.text(RECIPE)
+    stored = stored_recipe(place.folder) if remote is None else remote
     epochs = recipe.optim.epochs
     if extend is not None:
         epochs, recipe = extended(recipe, stored, place, extend)
     recipe = complete_recipe(recipe, images, reporter.note, begun=begun)
     images = in_colours(images, recipe.data.colours)
     probes = probes_of(recipe, pixels_of(images), device=device, workers=0, note=reporter.note)
-    refuse_folder(place, recipe, images, extends=extend is not None)
-    if extend is not None:
-        refuse_unfinished(place, epochs, recipe.optim.epochs, recipe.steps_per_epoch(len(images)))
+    refuse_folder(place, recipe, images, extends=extend is not None, remote=remote)
     precision = resolved(recipe, device, begun=begun_precision(stored), note=reporter.note).efficiency.precision
     model = build_or_refuse(recipe, Teaching())
-    newest = run_checkpoint.read_newest(place.folder, reporter.warn)
+    with nullcontext(place.folder) if mirror is None else mirror.received() as folder:
+        if extend is not None:
+            there = RunLocation(folder, place.url)
+            refuse_unfinished(there, epochs, recipe.optim.epochs, recipe.steps_per_epoch(len(images)))
+        newest = run_checkpoint.read_newest(folder, reporter.warn)
     if newest is not None:
-        _refuse_to_resume(newest[1], recipe, images, probes, device)
+        _refuse_to_resume(newest[1], recipe, images, probes, device, processes=processes)
     elif recipe.init is not None:
         reporter.note(start_from(model, recipe, images))
     check_cache(recipe, images, device)
-    return recipe, images, precision
+    return recipe, images, precision, 0 if newest is None else int(newest[1]["step"])
 
 
 def _refuse_to_resume(
@@ -86,11 +95,14 @@ def _refuse_to_resume(
     images: CodedImages,
     probes: Mapping[str, FolderProbe],
     device: torch.device,
+    *,
+    processes: int,
 ) -> None:
-    """Refuse what the run of a checkpoint refuses to resume with: other teachers, or other images to measure on."""
+    """Refuse what a run refuses to resume with: PowerSGD, other teachers, or other images to measure on."""
+    step, each = contents["step"], recipe.steps_per_epoch(len(images))
+    refuse_lost_feedback(recipe, contents, steps=each * recipe.optim.epochs, processes=processes)
     if contents.get("teachers"):
         refuse_other_teachers(load_teaching(recipe, device), contents["teachers"])
-    step, each = contents["step"], recipe.steps_per_epoch(len(images))
     if not step:
         return
     all_done = step >= each * recipe.optim.epochs or contents.get("ended") is not None

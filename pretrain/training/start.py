@@ -199,7 +199,7 @@ def start(
     if contents is None:
         teaching.begin(taught, trainer.model, recipe, feed, device)
     if contents is not None:
-        refuse_lost_feedback(recipe, contents, steps=trainer.schedules.steps)
+        refuse_lost_feedback(recipe, contents, steps=trainer.schedules.steps, processes=world_size())
     samples = trainer.schedules.steps_per_epoch * recipe.optim.batch // world_size()
     statistics = EpochStatistics(images, recipe, samples=samples, device=device)
     progress = Progress(started_from=started_from)
@@ -212,9 +212,9 @@ def start(
     return state
 
 
-def refuse_lost_feedback(recipe: Recipe, contents: dict[str, Any], *, steps: int) -> None:
+def refuse_lost_feedback(recipe: Recipe, contents: Mapping[str, Any], *, steps: int, processes: int) -> None:
     """Refuse to continue with PowerSGD: what it left out so far is another one in each process, and not saved."""
-    if recipe.efficiency.compression == "powersgd" and world_size() > 1 and contents.get("step") != steps:
+    if recipe.efficiency.compression == "powersgd" and processes > 1 and contents.get("step") != steps:
         raise UserError.on_all_ranks(
             "a run with efficiency.compression=powersgd cannot resume as it was: its error feedback is in no "
             "checkpoint; continue with efficiency.compression=none or bf16"

@@ -29,6 +29,7 @@ from excb.pretrain.__main__ import main as pretrain
 from excb.transfer.cli import main as evaluate
 from excb.transfer.coco.reading import open_coco
 from excb.zoo.__main__ import main as zoo
+from tests import png_files
 from tests.attacks.forks import Ended, fork
 from tests.attacks.sound import DATA, MACHINE, RUN, architecture
 from tests.fuzz import guard as guards
@@ -114,7 +115,7 @@ def pictures() -> st.SearchStrategy[bytes]:
     sides = st.tuples(st.sampled_from(sorted(test_images.MAKERS)), test_images.SIDES, test_images.SIDES)
     claimed = sides.map(lambda each: test_images.MAKERS[each[0]](each[1], each[2]))
     bombs = st.tuples(test_images.SIDES, test_images.SIDES, st.sampled_from((0, 2, 6))).map(
-        lambda each: test_images.png(each[0], each[1], 8, each[2], test_images.zeros(64))
+        lambda each: png_files.png(png_files.header(each[0], each[1], 8, each[2]), test_images.zeros(64))
     )
     return st.one_of(damaged, damaged, claimed, bombs)
 

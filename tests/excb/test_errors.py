@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from excb.errors import UserError, nearest_name, nearest_path, printable, run_program
+from excb.errors import UserError, nearest_name, nearest_path, one_line, printable, run_program
 from tests.clone import ROOT
 
 # Writes more than a pipe holds, or less than Python's buffer: the latter reaches the pipe only when the program ends.
@@ -180,3 +180,15 @@ def test_a_message_without_end_is_cut_in_its_middle(capsys: pytest.CaptureFixtur
     assert len(line) < 2100
     assert line.startswith("program: error: no folder x")
     assert line.endswith("x: name one\n")
+
+
+@pytest.mark.parametrize(
+    ("error", "line"),
+    [
+        (ValueError("a\n  b\tc"), "a b c"),
+        (KeyError(), "KeyError"),
+        (OSError("x" * 301), "x" * 300 + "..."),
+    ],
+)
+def test_a_librarys_error_becomes_one_line(error: Exception, line: str) -> None:
+    assert one_line(error) == line

@@ -40,6 +40,7 @@ from excb.sources.label_files import LabelTable
 from excb.transfer.coco.reading import open_coco
 from excb.transfer.instances.layouts.plain_pickle import read_pickle
 from excb.transfer.published.registry import claims
+from tests import png_files
 from tests.excb.images.formats.test_known import write_dng
 from tests.excb.images.shard_files import member, tar
 from tests.fuzz import guard
@@ -81,25 +82,18 @@ def png(width: int, height: int, mode: int = 2) -> bytes:
     """A PNG of zeros, compressed, without having them in memory at once."""
     packer, row = zlib.compressobj(1), bytes(1 + width * (3 if mode == 2 else 1))
     data = b"".join(packer.compress(row) for _ in range(height)) + packer.flush()
-    header = struct.pack(">IIBBBBB", width, height, 8, mode, 0, 0, 0)
-    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", data) + chunk(b"IEND", b"")
-
-
-def chunk(name: bytes, part: bytes) -> bytes:
-    """A chunk of a PNG."""
-    return struct.pack(">I", len(part)) + name + part + struct.pack(">I", zlib.crc32(name + part))
+    return png_files.png(png_files.header(width, height, 8, mode), data)
 
 
 def png_header(width: int, height: int) -> bytes:
     """A PNG of one pixel that claims other sides."""
-    header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
-    return png(1, 1).replace(png(1, 1)[8:33], chunk(b"IHDR", header))
+    return png(1, 1).replace(png(1, 1)[8:33], png_files.header(width, height, 8, 2))
 
 
 def png_text() -> bytes:
     """A PNG of one pixel with a text that unpacks to much."""
     whole = png(1, 1)
-    return whole[:33] + chunk(b"zTXt", b"a\0\0" + zlib.compress(bytes(STATED), 9)) + whole[33:]
+    return whole[:33] + png_files.chunk(b"zTXt", b"a\0\0" + zlib.compress(bytes(STATED), 9)) + whole[33:]
 
 
 def picture(kind: str, side: int, **options: Any) -> bytes:

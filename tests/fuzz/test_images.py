@@ -18,6 +18,7 @@ from excb.networks.features import Inputs
 from excb.networks.preprocessing import Preprocessing
 from excb.pretrain.data.loader import TrainingViews
 from excb.pretrain.data.sampler import SampleRef
+from tests import png_files
 from tests.fuzz import hostile
 from tests.fuzz.guard import Guard
 from tests.fuzz.lane import fuzz
@@ -136,15 +137,6 @@ SIDES = st.sampled_from(
 )
 
 
-def chunk(kind: bytes, data: bytes) -> bytes:
-    return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
-
-
-def png(width: int, height: int, depth: int, colour: int, rows: bytes, *extra: bytes) -> bytes:
-    header = struct.pack(">IIBBBBB", width, height, depth, colour, 0, 0, 0)
-    return b"\x89PNG\r\n\x1a\n" + b"".join((chunk(b"IHDR", header), *extra, chunk(b"IDAT", rows), chunk(b"IEND", b"")))
-
-
 @cache
 def zeros(megabytes: int) -> bytes:
     """So many megabytes of zeros in a thousandth of the size."""
@@ -165,9 +157,9 @@ def zeros(megabytes: int) -> bytes:
 def test_bombs_of_png(  # noqa: PLR0917 - named by the strategies
     guard: Guard, width: int, height: int, depth: int, colour: int, megabytes: int, text: bytes
 ) -> None:
-    extra = [chunk(b"PLTE", bytes(range(48)))] if colour == 3 else []
-    extra += [chunk(text, b"name\0\0" + zeros(64))] if text else []
-    read(guard, "bomb.png", png(width, height, depth, colour, zeros(megabytes), *extra))
+    extra = [png_files.chunk(b"PLTE", bytes(range(48)))] if colour == 3 else []
+    extra += [png_files.chunk(text, b"name\0\0" + zeros(64))] if text else []
+    read(guard, "bomb.png", png_files.png(png_files.header(width, height, depth, colour), zeros(megabytes), *extra))
 
 
 def gif(width: int, height: int) -> bytes:

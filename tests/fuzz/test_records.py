@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from excb.checkpoint import run_checkpoint
+from excb.pretrain.run.remote_mirror import RunLocation
 from excb.pretrain.run.run_folder import refuse_other_run
 from excb.pretrain.study.cell import FILE, SCHEMA, CellRun
 from excb.remote.download import _Known, _read_known
@@ -45,7 +46,7 @@ def test_recipes_of_runs(guard: Guard, text: bytes) -> None:
     run = guard.folder / "run"
     (run / run_checkpoint.FOLDER).mkdir(parents=True)
     (run / "recipe.json").write_bytes(text)
-    guard.run(lambda: refuse_other_run(run, RECIPE, DATA))
+    guard.run(lambda: refuse_other_run(RunLocation(run), RECIPE, DATA, extends=False, remote=None))
 
 
 @fuzz(KIND, inputs=100, text=hostile.json_text(CELL), begun=hostile.json_text(STORED))

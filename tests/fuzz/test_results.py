@@ -18,7 +18,7 @@ from excb.inference.accuracy import accuracy_interval
 from excb.pretrain.__main__ import main as pretrain
 from excb.results.result import ResultRecord
 from excb.transfer.cli import main as transfer
-from excb.transfer.leaderboard.submission import check_result, submit
+from excb.transfer.leaderboard.submission import check_result
 from excb.transfer.reporting.predictions import Predictions
 from excb.transfer.reporting.report import write_result as write_all
 from excb.zoo.__main__ import main as zoo
@@ -81,12 +81,12 @@ def test_results(guard: Guard, text: bytes, name: str) -> None:
     file.write_bytes(text)
     (folder / "mine.npz").write_bytes(sound()[1])
     guard.run(lambda: ResultRecord.from_json(text.decode(errors="replace")))
-    guard.run(lambda: check_result(file))
-    guard.run(lambda: submit(file, guard.folder / "board" / "results"))
+    guard.run(lambda: check_result(file, ResultRecord.read(file)))
     board = str(guard.folder / "board")
     guard.command(transfer, "leaderboard", str(file), "--out", board)
     guard.command(transfer, "leaderboard", str(folder), "--json")
     guard.command(transfer, "leaderboard", str(file), "--check", "--json")
+    guard.command(transfer, "leaderboard", str(file), "--submit", str(guard.folder / "board" / "results"))
 
 
 @fuzz(KIND, inputs=40, text=results())
@@ -148,7 +148,7 @@ def test_predictions(guard: Guard, packed: bytes, name: str) -> None:
     file.write_text(json.dumps(values))
     (guard.folder / "mine.npz").write_bytes(packed)
     other.write_text(json.dumps(values | {"predictions": values["predictions"] | {"file": "mine.npz"}}))
-    guard.run(lambda: check_result(file))
+    guard.run(lambda: check_result(file, ResultRecord.read(file)))
     guard.command(transfer, "compare", str(file), str(other))
 
 

@@ -71,14 +71,11 @@ def test_what_does_not_go_together_is_refused(overrides: list[str], words: str) 
     [("powersgd", 2, 5, True), ("powersgd", 2, 9, False), ("powersgd", 1, 5, False), ("bf16", 2, 5, False)],
     ids=["unfinished", "finished", "one process", "another way"],
 )
-def test_powersgd_does_not_resume(
-    monkeypatch: pytest.MonkeyPatch, compression: str, processes: int, step: int, refused: bool
-) -> None:
+def test_powersgd_does_not_resume(compression: str, processes: int, step: int, refused: bool) -> None:
     """Its error feedback is in no checkpoint."""
-    monkeypatch.setattr(start, "world_size", lambda: processes)
     recipe = apply(find_recipe("quickstart"), [f"efficiency.compression={compression}"])
     with pytest.raises(UserError, match="its error feedback is in no checkpoint") if refused else nullcontext():
-        start.refuse_lost_feedback(recipe, {"step": step}, steps=9)
+        start.refuse_lost_feedback(recipe, {"step": step}, steps=9, processes=processes)
 
 
 @pytest.mark.slow  # three runs of two processes

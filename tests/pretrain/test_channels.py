@@ -43,7 +43,6 @@ def test_declared_channels_change_network_and_views(name: str, channels: int) ->
     assert recipe.views.mean == recipe.views.std == ()
     assert not any(getattr(recipe.views, each) for each in COLOURS)
     assert recipe.views.brightness == usual.views.brightness
-    assert overrides.from_dict(json.loads(json.dumps(recipe.to_dict()))) == recipe
 
 
 def test_three_channels_are_nothing_new() -> None:

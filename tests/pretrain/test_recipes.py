@@ -14,7 +14,6 @@ import pytest
 from excb.errors import UserError
 from excb.networks.preprocessing import Preprocessing
 from excb.pretrain.__main__ import main
-from excb.pretrain.overrides import from_dict
 from excb.pretrain.recipe import Recipe, ViewSettings
 from excb.pretrain.recipes import RECIPES
 from excb.pretrain.run.run_folder import recipe_differences
@@ -287,11 +286,10 @@ def test_recipes_are_frozen_and_share_nothing(name: str) -> None:
 
 
 @every_recipe
-def test_round_trip_through_json(name: str) -> None:
+def test_values_are_plain(name: str) -> None:
     recipe = RECIPES[name]().change(run={"seed": 7, "save_steps": 11}, model={"options": {"channels": [1, 2]}})
     written = json.loads(json.dumps(recipe.to_dict()))
-    assert written == recipe.to_dict()  # plain values only: what is read back is what was given
-    assert from_dict(written) == recipe
+    assert written == recipe.to_dict()  # what is read back is what was given
     assert written["views"]["global_scale"] == list(recipe.views.global_scale)
 
 
@@ -301,39 +299,6 @@ def test_change_replaces_the_named_values_only_and_leaves_the_original() -> None
     before, after = flat(recipe), flat(changed)
     assert {k: v for k, v in after.items() if v != before[k]} == {"optim.epochs": 7, "optim.batch": 64, "run.seed": 3}
     assert before["optim.epochs"] == 100
-
-
-def _without_section(values: dict[str, Any]) -> None:
-    del values["optim"]
-
-
-def _with_section(values: dict[str, Any]) -> None:
-    values["schedule"] = {"epochs": 3}
-
-
-def _with_field(values: dict[str, Any]) -> None:
-    values["optim"]["nesterov"] = True
-
-
-def _with_a_number_for_a_section(values: dict[str, Any]) -> None:
-    values["views"] = 3
-
-
-@pytest.mark.parametrize(
-    ("damage", "named"),
-    [
-        (_without_section, "optim"),
-        (_with_section, "schedule"),
-        (_with_field, "nesterov"),
-        (_with_a_number_for_a_section, ""),
-    ],
-)
-def test_values_of_another_version_are_refused(damage: Any, named: str) -> None:
-    values = RECIPES["quickstart"]().to_dict()
-    damage(values)
-    with pytest.raises(UserError, match="another version") as caught:
-        from_dict(values)
-    assert named in str(caught.value)
 
 
 def test_importing_recipes_needs_no_torch() -> None:
@@ -388,7 +353,6 @@ def test_recipes_of_a_centre_crop_are_stored_as_before() -> None:
     assert added <= usual.all_values()["views"].keys()
     other = usual.change(views={"eval_crop_mode": "border"})
     assert added & other.to_dict()["views"].keys() == {"eval_crop_mode"}
-    assert from_dict(json.loads(json.dumps(other.to_dict()))) == other
     assert recipe_digest(other) != recipe_digest(usual)
     # Differences are seen from either side.
     assert recipe_differences(usual.to_dict(), other.to_dict()) == ["views.eval_crop_mode was center, now border"]
@@ -398,7 +362,6 @@ def test_recipes_of_a_centre_crop_are_stored_as_before() -> None:
     assert ranged.to_dict()["data"] == {"channels": None, "range": "0..4095"}
     stored = usual.change(data={"colours": "stored"})
     assert stored.to_dict()["data"]["colours"] == "stored"
-    assert from_dict(json.loads(json.dumps(stored.to_dict()))) == stored
     assert recipe_differences(usual.to_dict(), stored.to_dict()) == ["data.colours was srgb, now stored"]
 
 
@@ -632,11 +595,6 @@ def test_what_does_not_go_together_is_refused_when_a_recipe_is_made(
 ) -> None:
     with pytest.raises(UserError, match=cause):
         RECIPES["quickstart"]().change(**changes)
-    stored = RECIPES["quickstart"]().to_dict()
-    for section, values in changes.items():
-        stored[section] |= values
-    with pytest.raises(UserError, match=cause):
-        from_dict(stored)
     overrides = [
         f"{section}.{name}={str(value).lower()}"
         for section, values in changes.items()

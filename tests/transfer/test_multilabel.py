@@ -13,6 +13,7 @@ from sklearn.metrics import label_ranking_average_precision_score, precision_rec
 
 import excb
 from excb.errors import UserError
+from excb.results.result import ResultRecord
 from excb.transfer.cli import main
 from excb.transfer.compare import Side
 from excb.transfer.data.multilabel import MultiLabelImages
@@ -74,7 +75,7 @@ def test_knn_votes_for_each_class_on_its_own(place: Path, tmp_path: Path, capsys
     assert majority == pytest.approx(100 * saved["targets"].mean(), abs=1e-3)  # constant scores: shares of the classes
     assert set(result["references"]["untrained"]) == set(result["figures"])
     assert set(result["per_class"]["knn_mAP_k5"]) == set(CLASSES)
-    assert check_result(file)[-1] == "predictions are there"
+    assert check_result(file, ResultRecord.read(file))[-1] == "predictions are there"
 
 
 def test_linear_fits_a_regression_for_each_class(

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from excb.errors import UserError
+from excb.option_parser import of_arguments
 from excb.transfer import protocols
 from excb.transfer.cli import program
 from excb.transfer.leaderboard.board import FigureSource, MeasuredResult
@@ -15,7 +16,7 @@ from excb.transfer.leaderboard.sorting import boards
 from excb.transfer.protocol import Family, FigureKind
 from excb.transfer.protocols import PROTOCOLS, families, kind_of
 from excb.transfer.published.registry import claims
-from excb.transfer.runner import evaluation_of, of_python
+from excb.transfer.runner import Evaluation, of_python
 from tests.transfer.result_files import result
 
 TRANSFER = Path(protocols.__file__).parent
@@ -88,7 +89,8 @@ def test_python_and_the_command_line_describe_the_same_evaluation() -> None:
     """All that a result depends on is one value, whoever asks for it."""
     knn = protocols.protocol_named("knn")
     args = program(["knn"]).parse_args(["knn", "--ckpt", "x", "--k", "5", "--rename", "a=b", "--pixels"])
-    assert of_python(knn, {"ckpt": "x", "k": 5, "rename": {"a": "b"}, "pixels": True}) == evaluation_of(knn, args)
+    typed = Evaluation(knn, of_arguments(knn.shared, args), of_arguments(knn.options, args))
+    assert of_python(knn, {"ckpt": "x", "k": 5, "rename": {"a": "b"}, "pixels": True}) == typed
 
 
 @pytest.mark.parametrize(

@@ -21,6 +21,7 @@ from excb.networks.features import in_batches
 from .assignment import NOISE, TILE, ClusterAssignment
 from .options import ClusterMethod
 
+SEED = 0  # of k-means
 WHOLE, BATCH = 20_000, 4096  # images whose k-means uses all at once; of more, images of a step
 SMALLEST, WIDTH = 5, 64  # images of HDBSCAN's smallest cluster; principal components that it sees
 MOST_DENSE = 50_000  # images for HDBSCAN, whose time grows with their square
@@ -52,7 +53,7 @@ class Partition:
         )
 
 
-def partition(rows: Rows, *, method: ClusterMethod = "kmeans", k: int | None = None, seed: int = 0) -> Partition:
+def partition(rows: Rows, *, method: ClusterMethod = "kmeans", k: int | None = None) -> Partition:
     """Cluster images by their unit features; all of them are held in memory.
 
     Args:
@@ -60,7 +61,6 @@ def partition(rows: Rows, *, method: ClusterMethod = "kmeans", k: int | None = N
         method: "kmeans", or "hdbscan", which sees 64 principal components, finds the number itself, and leaves images
             out.
         k: number of clusters of k-means; by default the square root of N, so that a cluster has about K images.
-        seed: of k-means.
 
     Raises:
         UserError: there are too few images, or too many for HDBSCAN; k is out of range or given for HDBSCAN; or HDBSCAN
@@ -72,10 +72,10 @@ def partition(rows: Rows, *, method: ClusterMethod = "kmeans", k: int | None = N
     unit = torch.nn.functional.normalize(torch.cat(parts).double(), dim=1).float()
     if number is None:
         return _dense(unit)
-    centres = torch.from_numpy(np.asarray(_kmeans(unit.numpy(), number, seed), np.float32))
+    centres = torch.from_numpy(np.asarray(_kmeans(unit.numpy(), number), np.float32))
     centroids = torch.nn.functional.normalize(centres, dim=1)
     rule = "the square root of the number of images" if k is None else "given"
-    return Partition(_nearest(unit, centroids), centroids, {"method": method, "k_by": rule, "seed": seed})
+    return Partition(_nearest(unit, centroids), centroids, {"method": method, "k_by": rule, "seed": SEED})
 
 
 def clusters_of(count: int, *, method: ClusterMethod, k: int | None) -> int | None:
@@ -98,13 +98,13 @@ def clusters_of(count: int, *, method: ClusterMethod, k: int | None) -> int | No
     return number
 
 
-def _kmeans(unit: np.ndarray, k: int, seed: int) -> np.ndarray:
+def _kmeans(unit: np.ndarray, k: int) -> np.ndarray:
     from sklearn.cluster import KMeans, MiniBatchKMeans
 
     if len(unit) <= WHOLE:
-        made = KMeans(k, n_init=1, random_state=seed).fit(unit)
+        made = KMeans(k, n_init=1, random_state=SEED).fit(unit)
     else:
-        made = MiniBatchKMeans(k, n_init=1, batch_size=BATCH, random_state=seed).fit(unit)
+        made = MiniBatchKMeans(k, n_init=1, batch_size=BATCH, random_state=SEED).fit(unit)
     centres: np.ndarray = made.cluster_centers_
     return centres
 

@@ -30,6 +30,7 @@ LAYOUTS = (
     ("{}/labels.json", "{}/data"),
 )
 SPLITS = {"train": ("train",), "val": ("val", "valid", "validation")}
+TRAIN_AND_TEST = {"train": SPLITS["train"], "test": (*SPLITS["val"], "test")}  # by the splits of other protocols
 REPAIR = "`excb-eval detection --repair DIR` writes clean copies"
 Note = Callable[[str], None]
 

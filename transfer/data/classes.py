@@ -7,6 +7,7 @@ from typing import TypeVar
 
 import numpy as np
 
+from excb.console import few
 from excb.errors import UserError, nearest_name
 from excb.images.image_set import Images, ImageSet
 from excb.images.shards import ShardImages
@@ -79,10 +80,9 @@ def with_classes_of(test: FixedImages, train: Images, *, rename: Mapping[str, st
     names = [rename.get(folder, folder) for folder in folders]
     unknown = sorted(set(names) - set(train.classes))
     if 2 * sum(name in unknown for name in names) > len(names):
-        few = ", ".join(unknown[:3]) + (", ..." if len(unknown) > 3 else "")
         raise OtherClassesError(
-            f"most images in {test.root} are of classes that {train.root} does not have ({few}): both need the same "
-            "folders"
+            f"most images in {test.root} are of classes that {train.root} does not have ({few(unknown)}): both need "
+            "the same folders"
         )
     classes = (*train.classes, *unknown)
     index = {name: number for number, name in enumerate(classes)}

@@ -92,7 +92,7 @@ def images_with_labels(folder: Path | str, note: Note) -> ImageSet | ShardImages
             note(f"the classes in {folder} are numbers: their order is {ordered[0]}, {ordered[1]} ... {ordered[-1]}")
             index = np.array([ordered.index(name) for name in classes])
             return replace(images, labels=index[images.labels], classes=tuple(ordered))
-    if _are_wnids(classes) and not is_imagenet(classes):
+    if are_wnids(classes) and not is_imagenet(classes):
         other = plural(len(classes), "class", "classes")
         note(f"{folder} has {other} other than ImageNet's 1,000: their indices follow their names")
     return images
@@ -112,7 +112,7 @@ def is_imagenet(classes: Sequence[str]) -> bool:
     return hashlib.sha256("\n".join(classes).encode()).hexdigest() == _IMAGENET
 
 
-def _are_wnids(classes: Sequence[str]) -> bool:
+def are_wnids(classes: Sequence[str]) -> bool:
     """Whether these are names of ImageNet's class folders."""
     return all(re.fullmatch(r"n\d{8}", name) for name in classes)
 
@@ -127,7 +127,7 @@ def test_images(place: Path | str, train: Images, rename: Mapping[str, str], not
         if (file := list_beside(folder)) is not None:
             require(not rename, f"--rename: the images in {folder} have no class folders, {file} gives their classes")
             return labelled_by_list(images, train, file)
-        if _are_wnids(train.classes or ()):
+        if are_wnids(train.classes or ()):
             raise UserError(
                 f"{folder} has no class folders: put its images into them, or write {folder.name}.txt beside it with "
                 "a line 'NAME INDEX' (0 to 999 in the order of the folders) or 'NAME FOLDER' for every image"

@@ -13,12 +13,11 @@ from excb.files.foreign import read_bytes
 from excb.ledger import NOTHING, Ledger
 from excb.sources.source import Split
 
-from ..coco.reading import SPLITS, files_beside, layout_place, read_labels
+from ..coco.reading import TRAIN_AND_TEST, files_beside, layout_place, read_labels
 
 VOC_FOLDERS = ("VOCdevkit/VOC2007", "VOC2007", ".")  # the first is torchvision's
 _VOC_PARTS: dict[Split, str] = {"train": "trainval", "test": "test"}
 _HELD_OUT = {"train": ("train",), "test": ("test", "val")}
-_COCO_NAMES = {"train": SPLITS["train"], "test": (*SPLITS["val"], "test")}
 UNSURE = "?"  # before a class in a list: ignored of this image
 
 
@@ -63,7 +62,7 @@ def voc(folder: Path, split: Split) -> Known | None:
 
 def coco(folder: Path, split: Split) -> Known | None:
     """COCO's categories of the objects of each image; one of which an image has crowds only is ignored."""
-    place = layout_place(folder, _COCO_NAMES[split])
+    place = layout_place(folder, TRAIN_AND_TEST[split])
     if place is None:
         return None
     read = read_labels(*place)

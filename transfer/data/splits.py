@@ -11,7 +11,7 @@ import numpy as np
 
 from excb.console import plural
 from excb.distributed.collectives import run_on_rank0
-from excb.errors import UserError, require
+from excb.errors import UserError, one_line, require
 from excb.files.atomic import write_text
 from excb.files.csv_text import read_listing
 from excb.images.image_set import Images
@@ -134,9 +134,9 @@ def _download(published: _Published) -> str:
         with open_address(published.address, timeout=TIMEOUT) as response:
             return str(response.read(MOST).decode("utf-8", "replace"))
     except (OSError, HTTPException) as error:
-        reason = " ".join(f"{error}".split()) or type(error).__name__
         raise UserError(
-            f"cannot download {published.address} ({reason}): download it elsewhere and name it with --split-file FILE"
+            f"cannot download {published.address} ({one_line(error)}): download it elsewhere and name it with "
+            "--split-file FILE"
         ) from None
 
 

@@ -3,7 +3,7 @@
 from dataclasses import fields, replace
 from typing import Any
 
-from excb.console import plural
+from excb.console import few, plural
 
 from .options import DetectionOptions
 from .setup.job import Job
@@ -20,8 +20,9 @@ def show(options: DetectionOptions, job: Job) -> None:
     job.reporter.table("", ["option", "value", "stock", "source", "meaning"], rows)
     for annotated in (job.train, job.val):
         if unused := annotated.unused_classes:
-            few = ", ".join(unused[:3]) + (", ..." if len(unused) > 3 else "")
-            job.reporter.answer(f"{annotated.listed_in}: {len(unused):,} of its categories have no object ({few})")
+            job.reporter.answer(
+                f"{annotated.listed_in}: {len(unused):,} of its categories have no object ({few(unused)})"
+            )
     images, seen = len(job.train.trainable), settings.iterations * settings.batch
     job.reporter.answer(
         f"\n{plural(settings.iterations, 'step')} of {settings.batch}, {seen / images:,.1f} epochs of "

@@ -1,7 +1,6 @@
 """Learning from few labels: fine-tuning on 1 %, 10 % or any share of the train set, and its frozen variant."""
 
 import hashlib
-import re
 import statistics
 import time
 from collections.abc import Iterable, Sequence
@@ -21,6 +20,7 @@ from excb.images.subset import Subset
 from excb.inference.statistics import basis, interval
 from excb.results.result import ResultRecord, interval_text
 
+from ..data.folders import are_wnids
 from ..probes.logistic import SOLVER
 from ..probes.penalty import Chosen
 from ..protocol import Measurement
@@ -126,7 +126,7 @@ def checked(task: Task, options: Options) -> SharePlan:
 def has_imagenet_folders(images: Images) -> bool:
     """Whether images lie in ImageNet's 1,000 class folders, of which SimCLR's lists name files."""
     classes = images.classes or ()
-    return len(classes) == 1000 and all(re.fullmatch(r"n\d{8}", name) for name in classes)
+    return len(classes) == 1000 and are_wnids(classes)
 
 
 def is_published(task: Task, percent: int | None) -> bool:

@@ -75,11 +75,11 @@ def _check(args: argparse.Namespace, reporter: Reporter) -> int:
 
     if not args.results:
         raise UserError("name the result files to check, or folders of them")
-    files = results_of(args.results)
-    done = {str(file): check_result(file) for file in files}
+    results = results_of(args.results)
+    done = {str(file): check_result(file, result) for file, result in results.items()}
     if args.submit is not None:
-        for file in files:
-            reporter.note(f"wrote {submit(file, args.submit)}")
+        for result in results.values():
+            reporter.note(f"wrote {submit(result, args.submit)}")
     if args.json:
         reporter.answer(json.dumps({"checked": done}, indent=2, ensure_ascii=False))
     else:

@@ -8,7 +8,7 @@ from typing import Any
 from excb.console import plural
 from excb.files.atomic import write_text
 from excb.results.beside import refuse_other_beside, table_beside, text_beside
-from excb.results.replacing import PYTHON_FOLDER_ADVICE
+from excb.results.replacing import FOLDER_ADVICE, PYTHON_FOLDER_ADVICE
 from excb.results.result import ResultRecord
 
 from ..published import registry
@@ -18,7 +18,6 @@ from .board import Board
 from .gather import gather
 from .sorting import boards
 
-ADVICE = "name another folder with --out, or replace it with --overwrite"
 FILES = ("leaderboard.md", "leaderboard.csv", "leaderboard.html")
 
 
@@ -70,7 +69,7 @@ class Leaderboard:
         )
 
 
-def refuse_other_leaderboard(folder: Path, *, advice: str = ADVICE) -> None:
+def refuse_other_leaderboard(folder: Path, *, advice: str = FOLDER_ADVICE) -> None:
     """Refuse a folder with files that are no leaderboard, and would be replaced. Raises UserError then."""
     table, lines, shown = FILES
     files = [

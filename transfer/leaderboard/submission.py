@@ -15,15 +15,19 @@ from excb.results.result import ResultRecord
 from .. import protocols
 from ..protocol import Protocol
 from ..protocols import PROTOCOLS, kind_of
-from ..reporting.report import read_result
+from ..reporting.report import scored_beside
 from . import comparable
 
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 _CLOSE = 1e-4  # a unit of the last digit that results hold
 
 
-def check_result(file: Path) -> list[str]:
+def check_result(file: Path, result: ResultRecord) -> list[str]:
     """Check one result file; its predictions are recounted where they lie beside it.
+
+    Args:
+        file: FILE.json.
+        result: that it holds.
 
     Returns:
         What was checked, for a person.
@@ -31,14 +35,13 @@ def check_result(file: Path) -> list[str]:
     Raises:
         UserError: it may not stand in a leaderboard, and why.
     """
-    result = ResultRecord.read(file)
     done = [f"schema {result.schema}", f"protocol {result.protocol} {result.protocol_hash}"]
     try:
         _figures(result)  # first: a result of another kind, such as of clusters, has none of the rest
         _hashes(result)
         _protocol(result)
         if result.predictions and file.with_name(str(result.predictions.get("file"))).is_file():
-            done.append(_recount(file))
+            done.append(_recount(file, result))
     except UserError as error:
         raise UserError(f"{file}: {error}") from None
     except (AttributeError, KeyError, TypeError, ValueError) as error:
@@ -67,17 +70,16 @@ def check_shown(file: Path, result: ResultRecord) -> None:
             raise UserError(f"{file}: {error}: measure again") from None
 
 
-def submit(file: Path, folder: Path) -> Path:
-    """Check one result file, and write it into a leaderboard's folder without the paths of this machine.
+def submit(result: ResultRecord, folder: Path) -> Path:
+    """Write a result that `check_result` has passed into a leaderboard's folder, without the paths of this machine.
 
     Returns:
         The new file, named after checkpoint and protocol.
 
     Raises:
-        UserError: it may not stand there, another result has its name, or it cannot be written.
+        UserError: another result has its name, or it cannot be written.
     """
-    check_result(file)
-    result = ResultRecord.read(file).without_paths()
+    result = result.without_paths()
     name = result.checkpoint.get("name") or result.checkpoint.get("source")
     label = f"{name}-{_protocol_of(result).label(result)}"
     place = folder / f"{re.sub(r'[^A-Za-z0-9._-]+', '-', label).strip('.-_')}.json"
@@ -131,10 +133,10 @@ def _protocol_of(result: ResultRecord) -> Protocol:
     return protocol
 
 
-def _recount(file: Path) -> str:
-    if not str(ResultRecord.read(file).predictions["file"]).endswith(".npz"):
+def _recount(file: Path, result: ResultRecord) -> str:
+    if not str(result.predictions["file"]).endswith(".npz"):
         return "predictions are there"
-    result, scored = read_result(file)
+    scored = scored_beside(result, file)
     counted, intervals = scored.scores(), scored.intervals()
     seeds = result.settings.get("seeds") or [0]
     for name, scores in counted.items():

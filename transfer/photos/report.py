@@ -15,7 +15,7 @@ from excb.files.npy import DAMAGE
 from excb.images.image_set import Images
 from excb.images.scanning import refuse_among
 from excb.pages.origin import PageOrigin, real_root, refuse_other_page
-from excb.results.replacing import has_content
+from excb.results.replacing import FOLDER_ADVICE, has_content
 
 from .findings import Findings
 from .page import pictures_of, render_photos
@@ -23,7 +23,6 @@ from .prediction import Guess
 
 PAGE, TABLE, JSON = "photos.html", "photos.csv", "photos.json"
 DIGEST = "table_sha256"  # in the JSON
-ADVICE = "name another folder with --out, or replace it with --overwrite"
 LISTED, GROUPS, NEXT = 20, 3, 4  # on a terminal: rows of each table, groups of copies, images to label next
 COLUMNS = (
     "path",
@@ -59,7 +58,7 @@ def check_out(images: Images, out: Path, *, labels: Path | None = None, overwrit
 
 
 def _refuse_lost(images: Images, out: Path, labels: Path | None) -> None:
-    refuse_other_page(out / PAGE, _origin(images), advice=ADVICE)
+    refuse_other_page(out / PAGE, _origin(images), advice=FOLDER_ADVICE)
     table, record = out / TABLE, out / JSON
     written = None
     if has_content(record):
@@ -67,16 +66,16 @@ def _refuse_lost(images: Images, out: Path, labels: Path | None) -> None:
             facts = json_text.parse(read_bytes(record))
             folder, written = str(facts["folder"]), facts.get(DIGEST)
         except DAMAGE:
-            raise UserError(f"{record} is there, and `excb-eval photos` did not write it: {ADVICE}") from None
+            raise UserError(f"{record} is there, and `excb-eval photos` did not write it: {FOLDER_ADVICE}") from None
         if real_root(folder) != real_root(str(images.root)):
-            raise UserError(f"{record} is on other images, of {folder}: {ADVICE}")
+            raise UserError(f"{record} is on other images, of {folder}: {FOLDER_ADVICE}")
     if not has_content(table):
         return
     digest = sha256_of(table)
     if first_cells(table) != [*COLUMNS]:
-        raise UserError(f"{table} is there, and `excb-eval photos` did not write it: {ADVICE}")
+        raise UserError(f"{table} is there, and `excb-eval photos` did not write it: {FOLDER_ADVICE}")
     if written not in (None, digest) and not (labels is not None and labels.exists() and labels.samefile(table)):
-        raise UserError(f"{table} was changed since it was written: name it with --labels, {ADVICE}")
+        raise UserError(f"{table} was changed since it was written: name it with --labels, {FOLDER_ADVICE}")
 
 
 def _origin(images: Images) -> PageOrigin:

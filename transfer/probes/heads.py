@@ -10,6 +10,7 @@ from excb import seeding
 from excb.distributed.collectives import rank, sum_over_ranks
 
 TRUST, EPSILON = 0.001, 1e-8  # of LARS, as SimSiam's linear evaluation sets apex's LARC
+MOMENTUM = 0.9  # of all heads
 SCORES_AT_ONCE = 1 << 24  # logits that scoring holds: 64 MiB in float32
 
 
@@ -26,7 +27,6 @@ class HeadBank:
         lr: learning rate of each head.
         weight_decay: of each head, on weights and biases as torch does.
         seed: names the first weights.
-        momentum: of all heads.
         rule: "sgd", or "lars" for a rate by the ratio of norms, tensor by tensor (apex's LARC, not clipped).
         device: where the heads are.
         dtype: of weights and arithmetic.
@@ -40,13 +40,12 @@ class HeadBank:
         lr: Sequence[float],
         weight_decay: Sequence[float],
         seed: int = 0,
-        momentum: float = 0.9,
         rule: Literal["sgd", "lars"] = "sgd",
         device: torch.device | str = "cpu",
         dtype: torch.dtype = torch.float32,
     ) -> None:
         assert len(lr) == len(weight_decay)
-        self.classes, self.width, self._momentum, self._rule = classes, width, momentum, rule
+        self.classes, self.width, self._rule = classes, width, rule
         self._lr = torch.tensor(lr, device=device, dtype=dtype)
         self._weight_decay = torch.tensor(weight_decay, device=device, dtype=dtype)
         self._decays = any(weight_decay)
@@ -99,11 +98,11 @@ class HeadBank:
         if self._rule == "lars":
             gradient = sum_over_ranks(grad @ inputs)
             self._adapt(self._by_head(parameter), self._by_head(gradient))
-            velocity.mul_(self._momentum).add_(gradient)
+            velocity.mul_(MOMENTUM).add_(gradient)
         else:
             # One fused product instead of two passes over large tensors. Velocities are summed over ranks, so only
             # rank 0 contributes the old one.
-            velocity.addmm_(grad, inputs, beta=self._momentum if rank() == 0 else 0)
+            velocity.addmm_(grad, inputs, beta=MOMENTUM if rank() == 0 else 0)
             velocity.copy_(sum_over_ranks(velocity))
             if self._decays:
                 self._by_head(velocity).addcmul_(self._by_head(parameter), self._weight_decay.view(-1, 1, 1))

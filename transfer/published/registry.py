@@ -40,14 +40,6 @@ def claims(files: Sequence[Path] = ()) -> list[Claim]:
     return every
 
 
-def titles(files: Sequence[Path] = ()) -> dict[str, str]:
-    """The title of each table, by its name."""
-    registry = _built_in()
-    for file in files:
-        registry = registry.extended(file)
-    return dict(registry.titles)
-
-
 def select(what: str, among: Iterable[Claim]) -> list[Claim]:
     """The claims that a name stands for: a claim's id, the beginning of some (TABLE or TABLE/ROW), or a checkpoint.
 
@@ -79,12 +71,11 @@ _OF_TABLE = {"title", "columns", "rows", "notes", "unstated", "differs"}
 
 @dataclass(frozen=True)
 class _Registry:
-    """The definitions in files. Protocols, data, recipes and titles are of all files so far, the claims of the last."""
+    """The definitions in files. Protocols, data and recipes are of all files so far, the claims of the last."""
 
     protocols: dict[str, ClaimProtocol] = field(default_factory=dict)
     data: dict[str, ClaimImages] = field(default_factory=dict)
     recipes: dict[str, str] = field(default_factory=dict)
-    titles: dict[str, str] = field(default_factory=dict)
     claims: tuple[Claim, ...] = ()
 
     def extended(self, file: Path) -> "_Registry":
@@ -101,12 +92,11 @@ class _Registry:
                 | {name: from_table(ClaimProtocol, each | {"name": name}) for name, each in protocols.items()},
                 self.data | {name: from_table(ClaimImages, each | {"name": name}) for name, each in data.items()},
                 self.recipes | recipes,
-                self.titles | {name: str(table["title"]) for name, table in tables.items()},
             )
             parsed = [claim for name, table in tables.items() for claim in new._claims(name, table)]
         except (OSError, AttributeError, LookupError, RecursionError, TypeError, ValueError) as error:
             raise UserError(f"{file} cannot be read as claims ({type(error).__name__}: {error}): fix it") from None
-        return _Registry(new.protocols, new.data, new.recipes, new.titles, tuple(parsed))
+        return _Registry(new.protocols, new.data, new.recipes, tuple(parsed))
 
     def _claims(self, name: str, table: dict[str, Any]) -> Iterable[Claim]:
         if odd := table.keys() - _FACTS - _OF_TABLE:
@@ -153,4 +143,4 @@ def _built_in() -> _Registry:
     for name in FILES:
         registry = registry.extended(FOLDER / name)
         every += registry.claims
-    return _Registry(registry.protocols, registry.data, registry.recipes, registry.titles, tuple(every))
+    return _Registry(registry.protocols, registry.data, registry.recipes, tuple(every))

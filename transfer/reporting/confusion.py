@@ -46,10 +46,10 @@ def draw_confusion(counts: np.ndarray, classes: Sequence[str], *, title: str) ->
     return figure_bytes(figure, dpi=110)
 
 
-def most_confused(counts: np.ndarray, *, most: int = LISTED) -> list[tuple[int, int, int]]:
+def most_confused(counts: np.ndarray) -> list[tuple[int, int, int]]:
     """The most frequent confusions as (true class, predicted class, images), most frequent first."""
     wrong = counts * ~np.eye(len(counts), dtype=bool)
-    order = np.argsort(-wrong, axis=None, kind="stable")[:most]
+    order = np.argsort(-wrong, axis=None, kind="stable")[:LISTED]
     pairs = [(int(index) // len(counts), int(index) % len(counts)) for index in order]
     return [(true, taken, int(wrong[true, taken])) for true, taken in pairs if wrong[true, taken]]
 

@@ -22,10 +22,7 @@ from .predictions import Predictions
 if TYPE_CHECKING:
     from ..task import Task
 
-PIXELS, HISTOGRAM = WITHOUT_NETWORK  # by these names they are in results
 PATCHES = patches.NAME
-# The options that ask for them.
-OPTIONS = {NETWORK: "untrained", PIXELS: "pixels", HISTOGRAM: "histogram", PATCHES: "patches"}
 NEIGHBOURS = "neighbours"  # what a head is compared with: the vote on the features that it saw
 TITLES = {
     NEIGHBOURS: "k-NN of the same features",

@@ -131,20 +131,10 @@ def _write(result: ResultRecord, scored: Packed, file: Path) -> list[Path]:
     return [file, arrays] if drawn is None else [file, arrays, picture]
 
 
-def read_result(file: Path) -> tuple[ResultRecord, Predictions | ImageScores]:
-    """Read what `write_result` wrote of images with one label.
-
-    Raises:
-        UserError: it is no such file, or its predictions are missing or not its own.
-    """
-    result = ResultRecord.read(file)
-    return result, _scored_beside(result, file)
-
-
 def paired_beside(result: ResultRecord, file: Path) -> Paired:
-    """The predictions beside FILE.json, of images with one label or several. Raises UserError as `read_result` does."""
+    """The predictions beside FILE.json, of images with one label or several. Raises UserError as `scored_beside`."""
     if not (result.predictions and result.predictions["file"].endswith(LabelScores.suffix)):
-        return _scored_beside(result, file)
+        return scored_beside(result, file)
     place, packed = bytes_beside(result, file, what="scores")
     try:
         return label_scores.unpack_label_scores(packed)
@@ -152,7 +142,8 @@ def paired_beside(result: ResultRecord, file: Path) -> Paired:
         raise UserError(f"{place} holds no scores ({error}): evaluate again") from None
 
 
-def _scored_beside(result: ResultRecord, file: Path) -> Predictions | ImageScores:
+def scored_beside(result: ResultRecord, file: Path) -> Predictions | ImageScores:
+    """The predictions beside FILE.json, of images with one label. Raises UserError if there are none of its own."""
     if result.predictions and not result.predictions["file"].endswith(".npz"):
         raise UserError(f"{file} is of protocol {result.protocol}, which saves no score for each image: name another")
     arrays, packed = bytes_beside(result, file, what="predictions")

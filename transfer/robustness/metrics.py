@@ -10,7 +10,6 @@ from torch import Tensor
 from excb.inference.jackknife import jackknife
 
 BINS = 15
-_AT_ONCE = 2**22  # most numbers drawn at once: 32 MiB
 
 
 @dataclass(frozen=True)

@@ -70,7 +70,7 @@ class RobustnessScores(ImageScores):
 
         means = {name: 100 * float(each.nanmean()) for name, each in self.values.items()}
         curves = curves_of(means)
-        return figure_bytes(draw_robustness({"": curves})) if curves else None
+        return figure_bytes(draw_robustness(curves)) if curves else None
 
 
 @dataclass(frozen=True)

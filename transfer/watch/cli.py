@@ -48,7 +48,7 @@ def _work(given: list[Any], shell: Shell, device: "torch.device") -> int:
     from excb.distributed.collectives import all_succeed, rank, run_on_rank0
 
     from ..opening import labelled_images
-    from .display import Display
+    from .display import Display, refuse_other_watch
     from .log import Log, writing
     from .measuring import Measuring, SaidOnce
     from .watching import Watch, watch
@@ -62,12 +62,14 @@ def _work(given: list[Any], shell: Shell, device: "torch.device") -> int:
     run_on_rank0(run.look)  # refuses a wrong place before images are listed, of which there may be a million
     train, test = labelled_images(options, reporter)
     refuse_results_among((train, test), out)
+    if not shell.overwrite:
+        run_on_rank0(lambda: refuse_other_watch(out))
     setup = run_on_rank0(lambda: wanted.on(train, test, _place(options.run, out)))
     if shell.dry_run:
-        run_on_rank0(lambda: _show(run, Log(out, setup), reporter, as_json=shell.json))
+        run_on_rank0(lambda: _show(run, Log(out, setup, overwrite=shell.overwrite), reporter, as_json=shell.json))
         return 0
     with ExitStack() as stack:
-        log = run_on_rank0(lambda: stack.enter_context(writing(out, setup)))
+        log = run_on_rank0(lambda: stack.enter_context(writing(out, setup, overwrite=shell.overwrite)))
         display = Display(out, reporter, as_json=shell.json, every=options.every)
         stack.callback(display.close)
         watching = Watch(run, log, display, reporter, scratch=scratch, every=options.every, once=options.once)
@@ -130,6 +132,7 @@ WATCH = shell_command(
     out="folder",
     metavar="DIR",
     default_out=_beside,
+    overwrite=True,
     group="everything, and against others",
     description=DESCRIPTION,
     examples=(

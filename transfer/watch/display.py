@@ -12,17 +12,32 @@ from excb.console import Reporter, duration
 from excb.errors import UserError
 from excb.files import json_text
 from excb.files.atomic import write_text
+from excb.files.foreign import open_file
 from excb.files.run_files import WATCH_BEST
+from excb.results.beside import page_beside, refuse_folders, refuse_other_beside, text_beside
+from excb.results.replacing import FOLDER_ADVICE
 from excb.results.result import interval_text
 
-from .log import CheckpointFigures
+from .log import LOG, CheckpointFigures
 from .page import PAGE, render_watch
 from .state import WatchState
 
 EVENTS = "tensorboard"  # of the watch's own: the run's event files have one writer, the run
+TAG = "watch/"  # how names of curves begin
+_HEAD = 2**16  # bytes of an event file in which one is
 SHORTEST, LONGEST = 5, 60  # seconds between two loads of the page
 # Columns of the rows, with the characters of their cells.
 WIDTHS = {"step": 9, "epoch": 7, "figure": 16, "value": 6, "95 % interval": 14, "time": 12, "": 11}
+
+
+def refuse_other_watch(folder: Path) -> None:
+    """Refuse a folder whose `best.json` or page is of something else. Raises UserError if one is."""
+    files = (
+        text_beside(WATCH_BEST, "best checkpoint of a watch", '"checkpoint"', '"better_but_gone"'),
+        page_beside(PAGE, "watch"),
+    )
+    refuse_folders(folder / each.name for each in files)
+    refuse_other_beside(folder / LOG, files, advice=FOLDER_ADVICE)
 
 
 class Display:
@@ -53,7 +68,7 @@ class Display:
         with _writing(self._folder / EVENTS) as folder:
             self._events = self._events or _new_events(folder)
             self._events.add_scalars(
-                {f"watch/{name}": each for name, each in values.items() if each is not None}, one.step
+                {f"{TAG}{name}": each for name, each in values.items() if each is not None}, one.step
             )
         if self._as_json:
             self._reporter.answer(json.dumps(asdict(one)))
@@ -107,11 +122,17 @@ class Display:
 def _new_events(folder: Path) -> TensorBoardWriter:
     """The event file of this start, which is written anew from the log and takes the place of those of earlier ones."""
     folder.mkdir(parents=True, exist_ok=True)
-    before = list(folder.glob("events.out.tfevents.*"))
+    before = [file for file in folder.glob("events.out.tfevents.*") if _is_own(file)]
     writer = TensorBoardWriter(folder, purge_step=0)
     for file in before:
         file.unlink(missing_ok=True)
     return writer
+
+
+def _is_own(events: Path) -> bool:
+    """Whether a watch has written an event file: --out may name the folder of a run, which has its own."""
+    with open_file(events) as stream:
+        return TAG.encode() in stream.read(_HEAD)
 
 
 @contextmanager

@@ -13,10 +13,12 @@ from excb.files import json_text
 from excb.files.atomic import lock_of, write_text
 from excb.files.foreign import read_bytes
 from excb.files.records import count, list_of, number, optional, record_of, table, table_of, text
+from excb.results.replacing import FOLDER_ADVICE
 
 from .setup import difference
 
 LOG = "watch.jsonl"
+_BEGINNING = '{"step": '  # of every line
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,29 +95,36 @@ class Log:
         torn: whether the file ends in the beginning of a line, whose writer was killed.
     """
 
-    def __init__(self, folder: Path, setup: Mapping[str, Any]) -> None:
-        """Read the file, if there is one. Nothing is written.
+    def __init__(self, folder: Path, setup: Mapping[str, Any], *, overwrite: bool = False) -> None:
+        """Read the file, if there is one; with `overwrite` one of something else counts as none. Nothing is written.
 
         Raises:
-            UserError: it holds figures of another setup, cannot be read, or a line of it is damaged.
+            UserError: it cannot be read; or, without `overwrite`, it is no log, or of another setup, or a line of it is
+                damaged.
         """
         self.file, self.setup = folder / LOG, setup
-        self.measured: dict[int, CheckpointFigures] = {}
-        self._lines, self.torn = self._read()
-        for line in self._lines:
-            measurement = self._measurement(line)
-            self.measured[measurement.step] = measurement
+        self._lines, rest = self._read()
+        self.torn = bool(rest)
+        try:
+            if rest and not rest.startswith(_BEGINNING[: len(rest)]):
+                raise UserError(f"{self.file} is there, and is no log of a watch: {FOLDER_ADVICE}")
+            measured = map(self._measurement, self._lines)
+            self.measured = {measurement.step: measurement for measurement in measured}
+        except UserError:
+            if not overwrite:
+                raise
+            self._lines, self.measured, self.torn = [], {}, True
 
-    def _read(self) -> tuple[list[str], bool]:
-        """The whole lines, and whether there is more: the beginning of a line whose writer was killed."""
+    def _read(self) -> tuple[list[str], str]:
+        """The whole lines, and what there is more: the beginning of a line whose writer was killed."""
         try:
             content = read_bytes(self.file).decode("utf-8", "replace")
         except FileNotFoundError:
-            return [], False
+            return [], ""
         except OSError as error:
             raise UserError(f"cannot read {self.file}: {error}") from None
         *lines, rest = content.split("\n")
-        return lines, bool(rest)
+        return lines, rest
 
     def _measurement(self, line: str) -> CheckpointFigures:
         try:
@@ -126,12 +135,12 @@ class Log:
             where = self._lines.index(line) + 1
             raise UserError(f"line {where} of {self.file} is damaged: remove it, and its checkpoint is measured again")
         if other := difference(values["setup"], self.setup):
-            raise UserError(f"{self.file} holds figures {other}: repeat its command, or name another --out")
+            raise UserError(f"{self.file} holds figures {other}: repeat its command, {FOLDER_ADVICE}")
         values["intervals"] = {name: (low, high) for name, (low, high) in values["intervals"].items()}
         return CheckpointFigures(**values | {"notes": tuple(values["notes"])})
 
     def trim(self) -> None:
-        """Remove what a killed writer has left of a line.
+        """Remove what a killed writer has left of a line, and all of a log that is replaced.
 
         Raises:
             UserError: the file cannot be written.
@@ -167,7 +176,7 @@ class Log:
 
 
 @contextmanager
-def writing(folder: Path, setup: Mapping[str, Any]) -> Iterator[Log]:
+def writing(folder: Path, setup: Mapping[str, Any], *, overwrite: bool = False) -> Iterator[Log]:
     """The log of a folder, to which nobody else writes while the block runs.
 
     Raises:
@@ -185,7 +194,7 @@ def writing(folder: Path, setup: Mapping[str, Any]) -> Iterator[Log]:
     except (OSError, NotImplementedError) as error:
         raise UserError(f"cannot write {file}: {error}; name another --out") from None
     try:
-        log = Log(folder, setup)
+        log = Log(folder, setup, overwrite=overwrite)
         log.trim()
         yield log
     finally:

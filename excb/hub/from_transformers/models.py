@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from excb.checkpoint import exported, untrusted
-from excb.checkpoint.coverage import blueprint, few
+from excb.checkpoint.coverage import blueprint
 from excb.checkpoint.stored import Stored
-from excb.console import plural
+from excb.console import few, plural
 from excb.errors import UserError, first_line, require
 from excb.files import json_text
 from excb.files.foreign import parsing, read_text

@@ -1,5 +1,6 @@
 """Stored values of every depth become channels by one range, and by nothing else."""
 
+import zlib
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +12,7 @@ from excb.errors import UserError
 from excb.images.decoding import PixelsError, open_image, open_smaller, to_rgb
 from excb.images.pixels import EIGHT_BIT, Pixels
 from excb.networks.preprocessing import Preprocessing
+from tests import png_files
 from tests.excb.images.deep_files import ramp, write
 
 
@@ -65,15 +67,8 @@ def test_16_bit_colours_keep_all_their_bits(tmp_path: Path, name: str) -> None:
 
 def png(values: np.ndarray) -> bytes:
     """A PNG of 16-bit colours: Pillow writes none."""
-    import struct
-    import zlib
-
-    def chunk(kind: bytes, data: bytes) -> bytes:
-        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
-
     rows = b"".join(b"\0" + row.astype(">u2").tobytes() for row in values)
-    header = struct.pack(">IIBBBBB", values.shape[1], values.shape[0], 16, 2, 0, 0, 0)
-    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(rows)) + chunk(b"IEND", b"")
+    return png_files.png(png_files.header(values.shape[1], values.shape[0], 16, 2), zlib.compress(rows))
 
 
 def test_nothing_depends_on_an_images_own_maximum() -> None:

@@ -12,7 +12,7 @@ from excb.method import ExCB, pair_weights
 from excb.objective import chunked, plain
 from excb.objective.loss import resolve_backend
 from excb.objective.table import BACKENDS, LOSSES, Backend, Loss
-from excb.pretrain.overrides import apply, find_recipe, from_dict
+from excb.pretrain.overrides import apply, find_recipe
 from excb.settings import MethodSettings
 from tests.excb.objective.batches import batch_of, outcome
 
@@ -60,7 +60,6 @@ def test_a_new_loss_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     step.loss.backward()
     assert model.student.centroids.weight.grad is not None
     recipe = apply(find_recipe("quickstart"), ["method.loss=squared_distance"])
-    assert from_dict(recipe.to_dict()) == recipe
     with pytest.raises(UserError, match=r"method\.loss must be one of cross_entropy, squared_distance, not 'mse'"):
         apply(recipe, ["method.loss=mse"])
 
@@ -91,10 +90,7 @@ def test_a_new_backend_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
         apply(recipe, ["efficiency.precision=fp32"])
 
 
-def test_a_removed_backend_is_named_and_an_old_recipe_still_read() -> None:
+def test_a_removed_backend_is_named() -> None:
     recipe = find_recipe("quickstart")
     with pytest.raises(UserError, match=r"objective=flex was removed: set efficiency\.objective=auto"):
         recipe.change(efficiency={"objective": "flex"})
-    values = recipe.to_dict()
-    values["efficiency"]["objective"] = "flex"
-    assert from_dict(values) == recipe

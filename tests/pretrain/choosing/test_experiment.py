@@ -20,12 +20,13 @@ from excb.images.survey import surveyed, with_pixels
 from excb.networks.preprocessing import Preprocessing
 from excb.pretrain.__main__ import main, parse_command_line
 from excb.pretrain.channels import fit_channels
-from excb.pretrain.choosing import experiment, short_runs
+from excb.pretrain.choosing import experiment, page, short_runs
 from excb.pretrain.choosing.commands import next_steps
 from excb.pretrain.choosing.recommendation import Recommendation
 from excb.pretrain.choosing.sample import TrialImages, draw_images
 from excb.pretrain.choosing.short_runs import adapting_values, sizes_of
 from excb.pretrain.choosing.trials import Experiment, Kind, Trial
+from excb.pretrain.commands import choose
 from excb.pretrain.overrides import apply, find_recipe
 from excb.pretrain.plan import choice
 from excb.pretrain.plan.choice import RecipeChoice
@@ -114,10 +115,34 @@ def test_an_experiment_from_end_to_end(images: Path, tmp_path: Path, capsys: pyt
         program, *arguments = shlex.split(step["command"])
         if program == "excb-pretrain":
             parse_command_line(arguments)
-    page = (out / "choose.html").read_text(encoding="utf-8")
-    assert report["headline"] in page
-    assert all(name in page for name in names)
+    shown = (out / "choose.html").read_text(encoding="utf-8")
+    assert report["headline"] in shown
+    assert all(name in shown for name in names)
     assert sorted(file.name for file in out.iterdir()) == ["choose.html", "choose.json"]
+    page.refuse_other_choice(out, str(images))  # its own may be replaced
+    with pytest.raises(UserError, match=r"choose\.html has the page of other images: name another folder with --out"):
+        page.refuse_other_choice(out, str(tmp_path))
+
+
+@pytest.mark.parametrize("name", ["choose.html", "choose.json"])
+def test_files_of_something_else_are_kept(
+    name: str, images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def experimented(*_: object) -> int:
+        raise AssertionError("an experiment")
+
+    monkeypatch.setattr(choose, "_experiment", experimented)
+    words = ["choose", "--data", str(images), "--gpus", "0", "--out", str(tmp_path), "--quiet"]
+    for other in ("notes", "<p>excb-pretrain choose</p>"):
+        (tmp_path / name).write_text(other)
+        assert main(words) == 2
+        shown = capsys.readouterr().err
+        assert (shown.count("\n"), f"{tmp_path / name} is there" in shown, "--overwrite" in shown) == (1, True, True)
+        assert (tmp_path / name).read_text() == other
+    with pytest.raises(AssertionError, match="an experiment"):
+        main([*words, "--overwrite"])
+    assert main([*words, "--overwrite", "--no-pilots"]) == 2
+    assert "--overwrite is of the page, and --no-pilots writes none" in capsys.readouterr().err
 
 
 def runner_of(sample: TrialImages, base: Recipe, out: Path) -> experiment.TrialRunner:

@@ -64,7 +64,7 @@ def test_cores(
     workers, threads = asked
     (tmp_path / "cpu.max").write_text(quota)
     monkeypatch.setattr(limits, "QUOTA", tmp_path / "cpu.max")
-    monkeypatch.setattr(limits, "visible_cores", lambda: 8)
+    monkeypatch.setattr(limits, "usable_cores", lambda: 8)
     monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     finding = check_cores(workers, 1)
@@ -74,14 +74,14 @@ def test_cores(
 
 
 def test_processes_share_the_cores(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(limits, "visible_cores", lambda: 8)
+    monkeypatch.setattr(limits, "usable_cores", lambda: 8)
     monkeypatch.setattr(limits, "quota", lambda: None)
     assert check_cores(4, 2).verdict == "ok"
     assert check_cores(4, 3).fix.startswith("efficiency.workers=2")
 
 
 def test_threads_set_for_one_process_are_too_many_for_eight(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(limits, "visible_cores", lambda: 16)
+    monkeypatch.setattr(limits, "usable_cores", lambda: 16)
     monkeypatch.setattr(limits, "quota", lambda: None)
     monkeypatch.setattr(torch, "get_num_threads", lambda: 16)
     monkeypatch.setenv("OMP_NUM_THREADS", "16")

@@ -9,13 +9,17 @@ import pytest
 import torch
 
 from excb.checkpoint import run_checkpoint
+from excb.console import Reporter
 from excb.errors import UserError
+from excb.images.scanning import scan_folder
 from excb.pretrain.__main__ import main
+from excb.pretrain.overrides import apply, find_recipe
 from excb.pretrain.plan import plan as planning
 from excb.pretrain.run import run_folder
 from excb.pretrain.run.remote_mirror import RunLocation, run_place
 from excb.pretrain.run.run_folder import RunFolder
 from excb.pretrain.training import epoch_end
+from excb.pretrain.training.rehearsal import rehearse
 from excb.remote import object_store
 from tests.faulty_store import FaultyStore
 from tests.pretrain.adapt.adapted_runs import CONV, write_start
@@ -210,3 +214,69 @@ def test_an_extension_is_refused_by_its_dry_run_too(
     said = {refused(capsys, [*line, *more]) for more in ((), ("--dry-run",))}
     assert len(said) == 1
     assert "has not finished its 3 epochs" in said.pop()
+
+
+def test_a_dry_run_looks_at_the_url(
+    images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    url, others = "faulty://bucket/run", write_images(tmp_path / "others", each=5)
+    begun = adapt(write_start(tmp_path, CONV), images, Path("OUT"), "optim.epochs=2")
+    line = [word if word != "OUT" else url for word in begun]
+    FaultyStore.reset()
+    try:
+        with stopped_before(2):
+            assert main([*line, f"monitor.data={images}"]) == 143
+        done = run_place(url).folder
+        for given, message in (
+            ([*line, "run.seed=1"], "belongs to another run"),
+            (
+                [*line, f"monitor.data={others}"],
+                "monitor.data names other images than the start of this run was measured on",
+            ),
+            ([*line, "--extend", "2"], "has not finished its 2 epochs"),
+        ):
+            said = set[str]()
+            for turn, more in enumerate((["--dry-run"], [])):
+                monkeypatch.setenv("EXCB_CACHE", str(tmp_path / f"machine {message} {turn}"))
+                capsys.readouterr()
+                before = FaultyStore.names()
+                said.add(refused(capsys, [*given, *more]))
+                if more:
+                    assert (FaultyStore.names(), run_place(url).folder.exists()) == (before, False)
+            assert len(said) == 1
+            assert message in said.pop()
+        there = FaultyStore.names()
+        monkeypatch.setenv("EXCB_CACHE", str(tmp_path / "another machine"))
+        assert main([*line, f"monitor.data={images}", "--dry-run"]) == 0
+        assert f"it can run, into {url}: 3 of 6 steps are done" in capsys.readouterr().out
+        assert (FaultyStore.names(), run_place(url).folder.exists()) == (there, False)
+        monkeypatch.setenv("EXCB_CACHE", str(tmp_path / "cache"))
+        assert run_place(url).folder == done
+        times = {file: file.stat().st_mtime_ns for file in done.rglob("*")}
+        assert main([*line, f"monitor.data={images}", "--dry-run"]) == 0
+        assert {file: file.stat().st_mtime_ns for file in done.rglob("*")} == times
+        FaultyStore.reset()
+        capsys.readouterr()
+        said = {refused(capsys, [*line, *more]) for more in (["--dry-run"], [])}
+        assert len(said) == 1
+        assert f"the run at {url} is gone" in said.pop()
+    finally:
+        FaultyStore.reset()
+
+
+@pytest.mark.parametrize("url", ["nowhere://bucket/run", "faulty://bucket/*"])
+def test_a_url_that_the_run_refuses_is_refused_by_its_dry_run(
+    images: Path, url: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert len({refused(capsys, quickstart(images, url, *more)) for more in ((), ("--dry-run",))}) == 1
+
+
+def test_powersgd_that_cannot_resume_is_refused_by_the_dry_run(images: Path, tmp_path: Path) -> None:
+    line = quickstart(images, tmp_path / "run", "efficiency.compression=powersgd")
+    with stopped_before(4):
+        assert main(line) == 143
+    recipe = apply(find_recipe("quickstart"), [*OVERRIDES, "efficiency.compression=powersgd", "efficiency.device=cpu"])
+    place, quiet = RunLocation(tmp_path / "run"), Reporter(quiet=True)
+    assert rehearse(recipe, scan_folder(images), place, quiet)[-1] == 5
+    with pytest.raises(UserError, match="its error feedback is in no checkpoint"):
+        rehearse(recipe, scan_folder(images), place, quiet, processes=2)

@@ -200,7 +200,7 @@ def test_areas_give_the_figures_again(place: Path, tmp_path: Path) -> None:
         assert Areas(*table).miou() == pytest.approx(result.figures[f"dense_{head}_miou"], abs=1e-3)
     with Image.open(tmp_path / "mine.masks.png") as sheet:
         assert sheet.width > 5 * 200  # the image, its mask and three predictions
-    check_result(file)
+    check_result(file, ResultRecord.read(file))
 
 
 def test_results_are_compared_image_by_image(place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -384,7 +384,7 @@ def test_files_are_written_and_checked(place: Path, tmp_path: Path, capsys: pyte
     assert main(command(place, "pairs", "--out", str(student), "--network", "student", "--quiet")) == 0
     names = [f"teacher{ending}" for ending in (".html", ".json", ".npz", ".pairs.csv")]
     assert sorted(file.name for file in tmp_path.glob("teacher*")) == names
-    assert check_result(teacher)[-1] == "1 figure recounted from 9 predictions"
+    assert check_result(teacher, ResultRecord.read(teacher))[-1] == "1 figure recounted from 9 predictions"
     with (tmp_path / "teacher.pairs.csv").open(encoding="utf-8") as stream:
         rows = list(csv.DictReader(stream))
     assert len(rows) == 9 * 10
@@ -399,7 +399,7 @@ def test_files_are_written_and_checked(place: Path, tmp_path: Path, capsys: pyte
     values["intervals"]["copies_mAP"][0] -= 1
     teacher.write_text(json.dumps(values), encoding="utf-8")
     with pytest.raises(UserError, match=r"copies_mAP is .*, and its predictions give"):
-        check_result(teacher)
+        check_result(teacher, ResultRecord.read(teacher))
 
 
 def test_junk_is_marked_on_the_page_and_the_leaderboard_has_a_table(place: Path, tmp_path: Path) -> None:
@@ -408,7 +408,7 @@ def test_junk_is_marked_on_the_page_and_the_leaderboard_has_a_table(place: Path,
     page = file.with_suffix(".html").read_text(encoding="utf-8")
     assert page.count("<b>junk") > 0
     assert not list(file.parent.glob("*.csv"))
-    assert check_result(file)[-1] == "12 figures recounted from 4 predictions"
+    assert check_result(file, ResultRecord.read(file))[-1] == "12 figures recounted from 4 predictions"
     assert main(["leaderboard", str(file.parent), "--out", str(tmp_path / "board"), "--quiet"]) == 0
     text = (tmp_path / "board" / "leaderboard.md").read_text(encoding="utf-8")
     table = text.partition("## Retrieval of landmarks: ROxford and RParis")[2].partition("\n## ")[0]

@@ -194,7 +194,7 @@ def test_results_may_stand_in_a_leaderboard(place: Path, tmp_path: Path) -> None
     file = tmp_path / "a.json"
     assert main(command(place, "cnn", "--epochs", "1", "--untrained", "--quiet", "--out", str(file))) == 0
     assert "layers_top1" in ResultRecord.read(file).references["untrained"]
-    check_result(file)
+    check_result(file, ResultRecord.read(file))
 
 
 @pytest.mark.parametrize(

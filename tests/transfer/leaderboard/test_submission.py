@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from excb.errors import UserError
+from excb.files import foreign
 from excb.inference.accuracy import accuracy_interval, share_interval
 from excb.inference.basis import AS_HITS, BOOTSTRAP
 from excb.inference.means import mean_interval
@@ -25,13 +26,13 @@ FIGURES = {"knn_top1_k20": 50.0, "knn_top5_k20": 100.0}
 
 def test_a_sound_result_is_recounted(tmp_path: Path) -> None:
     found = predicted(FIGURES, tmp_path)
-    assert check_result(found) == [
+    assert checked(found) == [
         "schema 2",
         f"protocol knn {read(found).protocol_hash}",
         "2 figures recounted from 6 predictions",
     ]
     found.with_name("mine.npz").unlink()
-    assert len(check_result(found)) == 2
+    assert len(checked(found)) == 2
 
 
 def predicted(figures: dict[str, float], folder: Path, **changed: tuple[float, float]) -> Path:
@@ -46,19 +47,23 @@ def predicted(figures: dict[str, float], folder: Path, **changed: tuple[float, f
 
 
 def read(file: Path) -> ResultRecord:
-    return ResultRecord.from_json(file.read_text(encoding="utf-8"))
+    return ResultRecord.read(file)
+
+
+def checked(file: Path) -> list[str]:
+    return check_result(file, read(file))
 
 
 def test_a_figure_that_its_predictions_do_not_give(tmp_path: Path) -> None:
     file = predicted({"knn_top1_k20": 50.4, "knn_top5_k20": 100.0}, tmp_path)
     with pytest.raises(UserError, match=r"knn_top1_k20 is 50\.4, and its predictions give 50\.0"):
-        check_result(file)
+        checked(file)
 
 
 def test_an_interval_that_its_predictions_do_not_give(tmp_path: Path) -> None:
     file = predicted(FIGURES, tmp_path, knn_top1_k20=(0.0, 100.0))  # it would bear out any claim
     with pytest.raises(UserError, match=r"knn_top1_k20 has the interval \(0\.0, 100\.0\), and its predictions give"):
-        check_result(file)
+        checked(file)
 
 
 @pytest.mark.parametrize(
@@ -80,7 +85,7 @@ def test_what_is_wrong_is_named(change: dict[str, Any], message: str, tmp_path: 
     file = write(tmp_path, "mine.json", result({"knn_top1_k20": 50.0}))
     file.write_text(json.dumps(json.loads(file.read_text(encoding="utf-8")) | change), encoding="utf-8")
     with pytest.raises(UserError, match=message):
-        check_result(file)
+        checked(file)
 
 
 @pytest.mark.parametrize(
@@ -119,25 +124,40 @@ def test_results_that_no_board_shows_are_passed_over_in_folders_and_named(
 def test_runs_that_measure_nothing(tmp_path: Path) -> None:
     smoke = result({"bbox_AP": 1.0}, protocol="detection", settings={"schedule": "smoke", "recipe": "ssl"})
     with pytest.raises(UserError, match="schedule smoke shows that the machinery works"):
-        check_result(write(tmp_path, "smoke.json", smoke))
+        checked(write(tmp_path, "smoke.json", smoke))
     with pytest.raises(UserError, match="protocol 'guess' is none of this version"):
-        check_result(write(tmp_path, "guess.json", result({"knn_top1_k20": 1.0}, protocol="guess")))
+        checked(write(tmp_path, "guess.json", result({"knn_top1_k20": 1.0}, protocol="guess")))
+
+
+def test_each_file_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    predicted(FIGURES, tmp_path)
+    opened, opener = list[str](), foreign._open_regular
+
+    def opening(path: str, flags: int) -> int:
+        opened.append(Path(path).name)
+        return opener(path, flags)
+
+    monkeypatch.setattr(foreign, "_open_regular", opening)
+    for words in (["--check"], ["--submit", str(tmp_path / "board")]):
+        opened.clear()
+        assert main(["leaderboard", str(tmp_path / "mine.json"), *words]) == 0
+        assert sorted(opened) == ["mine.json", "mine.npz"]
 
 
 def test_a_submission_names_no_folder_of_the_machine(tmp_path: Path) -> None:
     file = write(
         tmp_path / "runs", "mine.json", result({"semisup_10pct_top1": 50.0}, protocol="semisup", name="a/b run")
     )
-    place = submit(file, tmp_path / "results")
+    place = submit(read(file), tmp_path / "results")
     assert place.name == "a-b-run-semisup_10pct.json"
     assert "someone" not in place.read_text(encoding="utf-8")
     assert read(place).figures == read(file).figures
-    assert check_result(submit(file, tmp_path / "results")) == check_result(file)
+    assert checked(submit(read(file), tmp_path / "results")) == checked(file)
     other = write(
         tmp_path / "runs", "other.json", result({"semisup_10pct_top1": 51.0}, protocol="semisup", name="a/b run")
     )
     with pytest.raises(UserError, match="is another result: rename one of them"):
-        submit(other, tmp_path / "results")
+        submit(read(other), tmp_path / "results")
 
 
 def test_intervals_of_earlier_versions_are_held() -> None:

@@ -18,7 +18,7 @@ from excb.networks.backbone import weights_hash
 from excb.results.result import ResultRecord
 from excb.transfer.reporting import confusion
 from excb.transfer.reporting.predictions import Predictions
-from excb.transfer.reporting.report import make_result, read_result, write_result
+from excb.transfer.reporting.report import make_result, scored_beside, write_result
 from excb.transfer.task import Task
 from tests.run_files import tiny_recipe, write_run
 from tests.transfer.labelled_images import write_folder
@@ -103,7 +103,8 @@ def test_what_was_written_is_read_again(task: Task, tmp_path: Path) -> None:
     files = write_result(result, KNOWN, tmp_path / "deep" / "knn.json")
     assert [file.name for file in files] == ["knn.json", "knn.npz", "knn.confusion.png"]
     assert sorted(tmp_path.glob("deep/*")) == sorted(files)
-    found, predictions = read_result(files[0])
+    found = ResultRecord.read(files[0])
+    predictions = scored_beside(found, files[0])
     assert isinstance(predictions, Predictions)
     digest = hashlib.sha256(files[1].read_bytes()).hexdigest()
     assert found == replace(result, predictions={"file": "knn.npz", "sha256": digest})
@@ -125,15 +126,13 @@ def test_files_that_do_not_belong_together_are_refused(task: Task, tmp_path: Pat
     file, arrays, _ = write_result(reported(task), KNOWN, tmp_path / "a.json")
     arrays.write_bytes(arrays.read_bytes()[:-1])
     with pytest.raises(UserError, match=r"a\.npz does not hold the predictions of .*a\.json"):
-        read_result(file)
+        scored_beside(ResultRecord.read(file), file)
     arrays.unlink()
     with pytest.raises(UserError, match="keep both files together"):
-        read_result(file)
+        scored_beside(ResultRecord.read(file), file)
     file.write_text(reported(task).to_json(), encoding="utf-8")
     with pytest.raises(UserError, match="names no predictions: evaluate again with --out"):
-        read_result(file)
-    with pytest.raises(UserError, match=r"cannot read the result .*none\.json"):
-        read_result(tmp_path / "none.json")
+        scored_beside(ResultRecord.read(file), file)
 
 
 def test_json_is_written_last(task: Task, tmp_path: Path) -> None:

@@ -275,10 +275,11 @@ def test_what_cannot_be_fetched_cannot_be_checked(place: Path, reproduce: Callab
 
 def test_every_command_that_would_run_is_one_that_can(capsys: pytest.CaptureFixture[str]) -> None:
     """The parser takes each, and so do the protocols: what a plan prints may be copied."""
+    from excb.option_parser import of_arguments
     from excb.transfer.cli import program
     from excb.transfer.protocols import protocol_named
     from excb.transfer.reproduce.runs import EvaluationRun
-    from excb.transfer.runner import evaluation_of
+    from excb.transfer.runner import Evaluation
 
     assert main(["reproduce", "--list", "--json", "--status", "runnable"]) == 0
     listed = json.loads(capsys.readouterr().out)["claims"]
@@ -288,8 +289,9 @@ def test_every_command_that_would_run_is_one_that_can(capsys: pytest.CaptureFixt
         run = EvaluationRun("x", [by_id[entry["id"]]])
         evaluation, words = run.evaluation("DIR"), run.words("DIR")
         evaluation.check()
-        typed = program(words[:1]).parse_args(words)
-        assert evaluation_of(protocol_named(words[0]), typed) == evaluation
+        typed, protocol = program(words[:1]).parse_args(words), protocol_named(words[0])
+        options = (of_arguments(kind, typed) for kind in (protocol.shared, protocol.options))
+        assert Evaluation(protocol, *options) == evaluation
 
 
 def test_filters(capsys: pytest.CaptureFixture[str]) -> None:

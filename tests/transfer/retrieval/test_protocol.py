@@ -19,7 +19,7 @@ from excb.transfer.compare import compare_results
 from excb.transfer.leaderboard.submission import check_result
 from excb.transfer.protocols import kind_of
 from excb.transfer.reporting.predictions import ImageScores
-from excb.transfer.reporting.report import read_result
+from excb.transfer.reporting.report import scored_beside
 from excb.transfer.retrieval.options import RetrievalOptions
 from excb.transfer.retrieval.protocol import measure
 from excb.transfer.task import Task
@@ -130,9 +130,9 @@ def test_files_are_read_compared_and_submitted(place: Path, tmp_path: Path, caps
         "train.json",
         "train.npz",
     ]
-    _, scored = read_result(train)
+    scored = scored_beside(ResultRecord.read(train), train)
     assert isinstance(scored, ImageScores)
-    assert check_result(train)[-1] == "5 figures recounted from 21 predictions"
+    assert check_result(train, ResultRecord.read(train))[-1] == "5 figures recounted from 21 predictions"
     capsys.readouterr()
     found = compare_results(train, student, Reporter())["figures"]
     assert list(found) == ["retrieval_mAP"]
@@ -151,7 +151,7 @@ def test_changed_scores_are_noticed(place: Path, tmp_path: Path) -> None:
     values["figures"]["retrieval_mAP"] += 0.01
     file.write_text(json.dumps(values), encoding="utf-8")
     with pytest.raises(UserError, match=r"retrieval_mAP is .*, and its predictions give"):
-        check_result(file)
+        check_result(file, ResultRecord.read(file))
 
 
 def test_the_leaderboard_shows_it(place: Path, tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """`excb-eval watch` on a run folder: figures as by hand, restarts after kills, live runs, what is gone or damaged."""
 
+import itertools
 import json
 import os
 import shutil
@@ -13,6 +14,7 @@ import pytest
 from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
 
 import excb
+from excb.charts.tensorboard import TensorBoardWriter
 from excb.errors import UserError
 from excb.transfer.watch import log, runs, watching
 from excb.transfer.watch.measuring import Measuring
@@ -428,7 +430,8 @@ def test_a_mistake_is_one_line(
         ({"run": "second"}, "holds figures of the run first, now second"),
         (
             {"words": ("--crop", "24")},
-            "now `knn --backend torch --crop 24 --k 5`: repeat its command, or name another --out",
+            "now `knn --backend torch --crop 24 --k 5`: repeat its command, name another folder with --out, or replace "
+            "it with --overwrite",
         ),
     ],
 )
@@ -447,6 +450,46 @@ def test_figures_of_another_kind_are_never_mixed(
     assert watch(second, images, "--out", str(out), *words, protocol=other.get("protocol", PROTOCOL)) == 2
     assert message in capsys.readouterr().err
     assert (out / "watch.jsonl").read_bytes() == before
+
+
+def test_files_of_something_else_are_kept(
+    run: Path, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "out"
+    assert watch(run, data, "--out", str(out)) == 0
+    for name, other in itertools.product(("watch.jsonl", "best.json", "watch.html"), ("notes", "{}\n")):
+        file = out / name
+        file.write_text(other, encoding="utf-8")
+        for more in ([], ["--dry-run"]):
+            capsys.readouterr()
+            assert watch(run, data, "--out", str(out), "--quiet", *more) == 2
+            shown = capsys.readouterr().err
+            assert (shown.count("\n"), str(file) in shown) == (1, True), shown
+            assert file.read_text(encoding="utf-8") == other
+        assert watch(run, data, "--out", str(out), "--overwrite") == 0
+        assert file.read_text(encoding="utf-8") != other
+        assert [line["step"] for line in lines(out)] == [10, 20, 30]
+    no_more = (out / "watch.jsonl").read_bytes()
+    assert watch(run, data, "--out", str(out)) == 0
+    assert (out / "watch.jsonl").read_bytes() == no_more
+
+
+def test_figures_of_another_kind_are_replaced_if_that_is_wanted(run: Path, data: Path) -> None:
+    assert watch(run, data) == 0
+    assert watch(run, data, "--overwrite", protocol="knn --k 3 --backend torch") == 0
+    assert [line["figure"] for line in lines(run / "watch")] == ["knn_top1_k3"] * 3
+
+
+def test_event_files_of_the_run_are_kept(run: Path, data: Path) -> None:
+    """Where --out names the run's folder, both have their curves in one."""
+    own = TensorBoardWriter(run / "tensorboard", purge_step=1)
+    own.add_scalars({"loss": 4.0}, 1)
+    own.close()
+    (kept,) = (run / "tensorboard").iterdir()
+    for _ in range(2):
+        assert watch(run, data, "--out", str(run)) == 0
+        files = list((run / "tensorboard").iterdir())
+        assert (len(files), kept in files) == (2, True)
 
 
 def test_two_watches_do_not_write_one_folder(run: Path, data: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -14,11 +14,10 @@ from excb.images.image_set import HeldContents, held_source
 from excb.images.pixels import Pixels, Source, notice_of
 
 from ...coco.annotations import CocoSet
-from ...coco.reading import LAYOUTS, SPLITS, layout_place, read_coco
+from ...coco.reading import LAYOUTS, TRAIN_AND_TEST, layout_place, read_coco
 from .masks import IGNORED, MaskLayout, Split
 
 BACKGROUND = "background"
-_NAMES = {"train": SPLITS["train"], "test": (*SPLITS["val"], "test")}
 
 
 @dataclass(frozen=True)
@@ -102,9 +101,9 @@ class CocoMasks:
 
 
 def _open(root: Path, split: Split, *, parents: bool) -> CocoMasks:
-    place = layout_place(root, _NAMES[split])
+    place = layout_place(root, TRAIN_AND_TEST[split])
     if place is None:
-        expected = " or ".join(file.format(_NAMES[split][0]) for file, _ in LAYOUTS)
+        expected = " or ".join(file.format(TRAIN_AND_TEST[split][0]) for file, _ in LAYOUTS)
         raise UserError(f"{root} has no {expected}")
     images = read_coco(*place)
     names = images.supercategories if parents else images.classes
@@ -116,7 +115,7 @@ LAYOUT = MaskLayout(
     name="coco",
     title="COCO's instance annotations: background and the categories",
     ignored="crowds",
-    matches=lambda root: layout_place(root, _NAMES["train"]) is not None,
+    matches=lambda root: layout_place(root, TRAIN_AND_TEST["train"]) is not None,
     open=lambda root, split: _open(root, split, parents=False),
 )
 SUPERCATEGORIES = MaskLayout(

@@ -38,6 +38,7 @@ Network = Callable[[], "Backbone"]  # loads the network that made vectors, with 
 COPIED, FEWEST = 100, 20  # images that are altered; the fewest that calibrate
 COMPARED, NEAREST = 1000, 8  # images whose neighbours are looked at, and how many of each
 ALARMS = 0.01  # share of images that have a different one at or above the threshold, at most
+SEED = 0  # of the images and their changes
 STEPS = 10_000  # a threshold is a multiple of 1 / STEPS
 ASK = "name a cosine, such as near_duplicates(0.95) or --near-duplicates 0.95"
 
@@ -126,7 +127,6 @@ def calibrate_copies(
     reporter: Reporter,
     *,
     alike: Sequence[tuple[int, int]] | None = None,
-    seed: int = 0,
 ) -> CopyThreshold:
     """Choose the threshold of embeddings whose files and network are there.
 
@@ -140,7 +140,6 @@ def calibrate_copies(
         load: their network.
         reporter: shows progress.
         alike: what `alike_pictures` found, where that counts too.
-        seed: of the images and their changes.
 
     Raises:
         UserError: there are too few images, their files are gone, or the network cannot be loaded.
@@ -148,8 +147,8 @@ def calibrate_copies(
     count = len(embeddings)
     require(count >= 2 * FEWEST, f"{plural(count, 'image is', 'images are')} too few to calibrate by: {ASK}")
     pictures = _Pictures(embeddings)
-    drawn = generator(Purpose.SPLIT, seed, count).permutation(count)
-    copies, seen = _copy_cosines(embeddings, load, pictures, np.sort(drawn[:COPIED]), seed=seed, reporter=reporter)
+    drawn = generator(Purpose.SPLIT, SEED, count).permutation(count)
+    copies, seen = _copy_cosines(embeddings, load, pictures, np.sort(drawn[:COPIED]), reporter)
     if alike is not None:
         copies = np.where(seen, 1.0, copies)
     compared = np.sort(drawn[:COMPARED])
@@ -205,13 +204,13 @@ def _altered(alter: Alteration, key: tuple[Purpose, int, int, int], plane: Image
 
 
 def _copy_cosines(
-    embeddings: Vectors, load: Network, pictures: _Pictures, rows: np.ndarray, *, seed: int, reporter: Reporter
+    embeddings: Vectors, load: Network, pictures: _Pictures, rows: np.ndarray, reporter: Reporter
 ) -> tuple[np.ndarray, np.ndarray]:
     """Cosines [kinds, n] of images with each of their altered copies, and whether each looks like its image.
 
     The images are at random places in the order.
     """
-    rows = generator(Purpose.SPLIT, seed, len(rows), 1).permutation(rows)
+    rows = generator(Purpose.SPLIT, SEED, len(rows), 1).permutation(rows)
     try:
         network = load()
     except UserError as error:
@@ -223,7 +222,7 @@ def _copy_cosines(
         for row in rows.tolist():
             image = pictures.open(row)
             for kind, alter in enumerate(ALTERATIONS.values()):
-                key = Purpose.TRANSFER_VIEW, seed, kind, row
+                key = Purpose.TRANSFER_VIEW, SEED, kind, row
                 copy = each_channel(image, partial(_altered, alter, key))
                 alike.append(look_alike(visible_rgb(image), visible_rgb(copy)))
                 yield copy
