@@ -30,6 +30,8 @@ AT_128 = ("views.global_size=128", "views.local_views=0", "optim.batch=8")
 NETWORKS: dict[str, tuple[str, ...]] = {  # what is shown: recipe, then values
     "conv4 (conv4_tiny)": ("conv4_tiny",),
     "conv4, wider (photos_small)": ("photos_small",),
+    "the same at 32 pixels": ("photos_small", "views.global_size=32", "views.local_size=16"),
+    "conv4, stem 2 (cifar10_small)": ("cifar10_small",),
     "ResNet-18, small stem": ("conv4_tiny", "model.backbone=resnet18_cifar", "optim.batch=32"),
     **{
         name: ("conv4_tiny", f"model.backbone=timm:{name}", *AT_128)

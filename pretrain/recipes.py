@@ -270,6 +270,26 @@ def cifar10() -> Recipe:
     )
 
 
+def cifar10_small() -> Recipe:
+    """Our small network for images of 32 pixels, on a CPU: CIFAR-10 or a set like it, where colours vary freely.
+
+    Its stem keeps more of a small image than that of `photos_small`, at twice the time; in equal time it is ahead.
+    Chosen on training images of CIFAR-10 alone (docs/claims.md).
+    """
+    return replace(photos_small(), name="cifar10_small").change(
+        model={"options": {"widths": [24, 48, 96, 256], "stem": 2}},
+        views={
+            "jitter": 0.8,
+            "grey": 0.2,
+            "global_size": 32,
+            "local_size": 16,
+            "eval_resize": 32,
+            "eval_crop": 32,
+        },
+        optim={"epochs": 20},
+    )
+
+
 def rn10_tiny() -> Recipe:
     """A small ResNet at 32 pixels. It needs more epochs than `conv4_tiny` to learn as much."""
     return replace(conv4_tiny(), name="rn10_tiny").change(
@@ -305,6 +325,7 @@ RECIPES: dict[str, Callable[[], Recipe]] = {
     "adapt": adapt,
     "distil": distil,
     "cifar10": cifar10,
+    "cifar10_small": cifar10_small,
     "conv4_tiny": conv4_tiny,
     "rn10_tiny": rn10_tiny,
     **_paper_runs(),
@@ -346,6 +367,7 @@ _ABOUT = {
     "distil": About("a small network taught by a large one, on your photographs", "1,000 to 100,000", 10_000, 0.0992),
     "rn18_small": About("photographs of your own, with a ResNet-18", "1,000 to 100,000", 10_000, 2.79),
     "cifar10": About("CIFAR-10 and sets like it, on a GPU", "10,000 or more of 32 px", 50_000, 9.0),
+    "cifar10_small": About("CIFAR-10 and sets like it, on a CPU", "5,000 to 50,000 of 32 px", 50_000, 0.195),
     "conv4_tiny": About("comparing methods (study)", "1,000 to 10,000 tiny ones", 2_640, 0.0572),
     "rn10_tiny": About("comparing methods on a ResNet", "1,000 to 10,000 tiny ones", 2_640, 0.0859),
 }

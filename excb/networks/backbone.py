@@ -14,7 +14,7 @@ from excb.errors import UserError, first_line
 
 # What networks raise for options and images that they do not accept.
 REFUSALS = (ArithmeticError, AssertionError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
-BF16_PAYS = 10_000_000  # multiply-adds of an image in convolutions, below which bfloat16 is not faster
+BF16_PAYS = 3_000_000  # multiply-adds of an image in convolutions, below which bfloat16 is hardly faster
 # Operations in place, by which initialisations draw values and change what they drew.
 _DRAWN = frozenset({"uniform_", "normal_", "erfinv_", "mul_", "add_", "clamp_", "fill_", "zero_"})
 

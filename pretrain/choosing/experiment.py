@@ -38,7 +38,7 @@ FIRST_SHARE = 0.7  # the same of the first one, without which the experiment can
 SHARES = {"distilled": 2.0, "adapted": 3.0, "pretrained": 1.0}  # of the rest, for each short run
 SLOWDOWN = 1.4  # times that a short run takes longer than its steps, until one was timed
 SLOWEST = 4.0  # the most of that: the start of a tiny run says nothing of others
-RUNS = "short-runs"  # their folder
+RUNS = ".short-runs"  # their folder, which is removed: hidden, so that it is nobody's own
 
 
 @dataclass

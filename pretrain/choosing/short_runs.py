@@ -1,6 +1,7 @@
 """Short runs: what is trained of a sample, and as many epochs of it as fit into some seconds."""
 
-from collections.abc import Sequence
+import json
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -17,7 +18,7 @@ from .. import overrides
 from ..distil.teachers import Teacher
 from ..initialise import adopted
 from ..plan.speed import measure_step
-from ..recipe import Recipe
+from ..recipe import ModelSettings, Recipe
 from ..recipes import WEAK_JITTER
 from ..run.rules import clusters_for, followed_momentum
 from ..run.taught import CHEAPER, NetworkCost
@@ -91,6 +92,7 @@ def planned_runs(base: Recipe, learned: int, best: FrozenNetwork | None) -> list
     runs = []
     if best is not None and _has_fewer_weights(base, best.backbone):
         values = (
+            *_network_values(base.model),
             *(f"views.{size}={getattr(base.views, size)}" for size in SIZES),
             f"distil.teacher_size={best.backbone.transform.crop}",
         )
@@ -188,6 +190,15 @@ def fit_run(
             }
         )
     return ShortRun(recipe, images, alone)
+
+
+def _network_values(wanted: ModelSettings) -> Iterator[str]:
+    """Overrides with which the student of `distil` is the network of the proposed recipe."""
+    own = overrides.find_recipe("distil").model
+    if wanted.backbone != own.backbone:
+        yield f"model.backbone={wanted.backbone}"
+    if (wanted.backbone, wanted.options) != (own.backbone, own.options):
+        yield f"model.options={json.dumps(wanted.options)}"
 
 
 def _has_fewer_weights(student: Recipe, teacher: Backbone) -> bool:

@@ -113,6 +113,7 @@ def test_recipes_of_ours_are_automatic_and_the_papers_are_not() -> None:
         "adapt",
         "distil",
         "cifar10",
+        "cifar10_small",
         "conv4_tiny",
         "rn10_tiny",
     }

@@ -133,6 +133,7 @@ def test_multiply_adds_are_those_that_torch_counts(name: str, size: int) -> None
     [
         (Architecture("resnet18"), 32, True),
         (Architecture("conv4"), 32, False),  # few operations
+        (Architecture("conv4", {"stem": 2}), 32, True),
         (Architecture("conv4"), 96, True),
         (Architecture("timm:mobilenetv2_100"), 224, False),  # depthwise
         (Architecture("timm:vit_small_patch16_224"), 224, False),

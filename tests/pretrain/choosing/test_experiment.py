@@ -12,6 +12,7 @@ import pytest
 import torch
 from PIL import Image
 
+import excb
 from excb.console import Reporter
 from excb.errors import UserError
 from excb.images.image_set import ImageSet
@@ -24,7 +25,7 @@ from excb.pretrain.choosing import experiment, page, short_runs
 from excb.pretrain.choosing.commands import next_steps
 from excb.pretrain.choosing.recommendation import Recommendation
 from excb.pretrain.choosing.sample import TrialImages, draw_images
-from excb.pretrain.choosing.short_runs import adapting_values, sizes_of
+from excb.pretrain.choosing.short_runs import FrozenNetwork, adapting_values, sizes_of
 from excb.pretrain.choosing.trials import Experiment, Kind, Trial
 from excb.pretrain.commands import choose
 from excb.pretrain.overrides import apply, find_recipe
@@ -207,7 +208,9 @@ def test_a_request_to_stop_keeps_what_was_measured(
     monkeypatch.setattr(short_runs, "measure_step", lambda *_args, **_more: StepSpeed(1.0, 8, 1, None))
     monkeypatch.setattr(experiment, "run_training", lambda *_args, **_more: 143)
     sample = draw_images(scan_folder(images))
+    (tmp_path / "short-runs").mkdir()  # somebody's own, which stays
     tried = runner_of(sample, small_base(sample), tmp_path).run([], required=True)
+    assert [file.name for file in tmp_path.iterdir()] == ["short-runs"]
     assert tried.stopped == 143
     assert len(tried.of("reference")) == 5
     assert len(tried.skipped) == 3
@@ -230,6 +233,19 @@ def test_short_runs_share_the_range_of_the_images(
     assert isinstance(fitting, short_runs.ShortRun)
     assert fitting.recipe.data.range == ("0..4095" if deep else None)
     assert fitting.recipe.optim.epochs == 600 // len(sample.learned)
+
+
+@pytest.mark.parametrize("proposed", ["photos_small", "cifar10_small", "rn18_small"])
+def test_a_student_is_the_network_that_is_proposed(proposed: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(short_runs, "_has_fewer_weights", lambda *_: True)
+    monkeypatch.setattr(short_runs, "adopted", lambda recipe, _note: recipe)
+    teacher = excb.load("conv4_photos")
+    best = FrozenNetwork("conv4_photos", teacher, teacher.transform, NetworkCost(1_000, 1.0, 1.0), 50.0)
+    base = find_recipe(proposed)
+    taught = next(planned for planned in short_runs.planned_runs(base, 2_000, best) if planned.kind == "distilled")
+    assert taught.recipe.model.architecture == base.model.architecture
+    assert taught.name.startswith(f"{base.model.backbone} taught by")
+    assert apply(find_recipe("distil"), ["distil.teachers=conv4_photos", *taught.keep]).model == taught.recipe.model
 
 
 def test_the_teacher_of_a_short_run_follows(images: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -63,7 +63,16 @@ def test_it_follows_the_number_of_images(images: Path) -> None:
     assert (small["method.clusters"], usual.get("method.clusters"), many["method.clusters"]) == ("4", "128", "2048")
     assert int(small["optim.epochs"]) > int(usual["optim.epochs"]) > int(many["optim.epochs"]) == 10
     assert small["views.global_size"] == "32"  # images of 36 pixels
+    assert json.loads(small["model.options"]) == find_recipe("cifar10_small").model.options
     assert all(each["views.jitter"] == "0.4" for each in (small, usual, many))
+
+
+@pytest.mark.parametrize(("side", "finer"), [(32, True), (95, True), (96, False), (300, False)])
+def test_a_finer_stem_is_for_small_images(side: int, *, finer: bool) -> None:
+    _, proposed = choice._small(2_640, side, CPU, [], Pixels())
+    recipe = apply(find_recipe("photos_small"), proposed)
+    assert recipe.model.options.get("stem") == (2 if finer else None)
+    assert recipe.views.global_size == (32 if finer else 64)
 
 
 def test_only_images_in_colour_have_colours_to_change(images: Path) -> None:
@@ -160,7 +169,7 @@ def test_a_folder_that_gets_no_page_is_named(images: Path, tmp_path: Path, capsy
     assert not folder.exists()
 
 
-@pytest.mark.parametrize("name", ["quickstart", "photos_small", "photos", "conv4_tiny"])
+@pytest.mark.parametrize("name", ["quickstart", "photos_small", "photos", "cifar10", "cifar10_small", "conv4_tiny"])
 def test_what_list_says_of_cost_is_what_plan_counts(name: str) -> None:
     assert about(name).gflop == pytest.approx(count(RECIPES[name]()).flops.image / 1e9, rel=0.01)
 

@@ -182,9 +182,9 @@ def test_stopped_between_measuring_and_writing_it_down(
         with pytest.raises(KilledError):
             watch(run, data)
     assert [line["step"] for line in lines(run / "watch")] == [10]
-    assert (run / "watch" / "unfinished" / "features").is_dir()  # of step 20: the restart need not compute them again
+    assert (run / "watch" / ".unfinished" / "features").is_dir()  # of step 20: the restart need not compute them again
     assert watch(run, data) == 0
-    assert not (run / "watch" / "unfinished").exists()
+    assert not (run / "watch" / ".unfinished").exists()
     monkeypatch.chdir(run)
     assert watch(run, data, "--out", str(tmp_path / "undisturbed")) == 0
     expected = [line | {"setup": line["setup"] | {"run": ".."}} for line in lines(tmp_path / "undisturbed")]
