@@ -220,7 +220,16 @@ class RunFigures:
         """Points that a lead must exceed to be no accident of these images: 95 %."""
         if reference in self.margins:
             return self.margins[reference]
-        shares = (self.figures[self.decisive] / 100, self.references[reference][self.decisive] / 100)
+        return self._chance(self.figures[self.decisive], self.references[reference][self.decisive])
+
+    def far_above(self, reference: str, others: Collection[str]) -> bool:
+        """Whether a reference is ahead of the best of these, of those that there are, by more than chance."""
+        first, second = (self.references[name][self.decisive] for name in (reference, self.best_of(others)))
+        return first - second > self._chance(first, second)
+
+    def _chance(self, *percentages: float) -> float:
+        """Points that two figures of these images may differ by, taken as independent: 95 %."""
+        shares = [figure / 100 for figure in percentages]
         return 196 * math.sqrt(sum(share * (1 - share) for share in shares) / self.measured)
 
     def described(self, reference: str) -> str:
@@ -412,9 +421,11 @@ def _advice(run: RunFigures, learned: bool | None) -> Iterator[str]:
 
 
 def _colours_suffice(run: RunFigures) -> bool:
-    """Whether colours alone do as well as the run, and better than other references that need no fit."""
-    simple = TITLES.keys() - {PATCHES}  # patches show both colours and edges, so that their lead speaks for neither
-    return run.best_of(simple) == HISTOGRAM and run.lead(HISTOGRAM) <= run.margin(HISTOGRAM)
+    """Whether colours alone do as well as the run, and better by more than chance than what needs no fit."""
+    if HISTOGRAM not in run.references:
+        return False
+    others = TITLES.keys() - {PATCHES, HISTOGRAM}  # patches show both colours and edges: their lead speaks for neither
+    return run.far_above(HISTOGRAM, others) and run.lead(HISTOGRAM) <= run.margin(HISTOGRAM)
 
 
 def _advice_on_adapting(run: RunFigures, adapted: Adapted, *, poor: bool) -> Iterator[str]:

@@ -176,6 +176,8 @@ def test_colours_that_views_lose_are_named_where_a_histogram_is_best() -> None:
     assert not named(judge_run(run(45.0)))
     few_colours = REFERENCES | {"colour_histogram": 10.0}
     assert not named(judge_run(run(45.0, references=few_colours, changes={"views": {"jitter": 0.8}})))
+    # Of 64 images, two more that a histogram gets right may be chance.
+    assert not named(judge_run(run(45.0, measured=64, changes={"views": {"jitter": 0.8}})))
 
 
 def test_colours_are_named_beside_better_patches_unless_the_run_is_ahead_of_them() -> None:
