@@ -24,6 +24,7 @@ ARMS: dict[str, tuple[str, ...]] = {
     "fast teacher": ("method.teacher_momentum=0.96",),
     "gentle": ("optim.base_lr=0.0005", "adapt.anchor=1", "adapt.anchor_end=1"),
     "bold": ("optim.base_lr=0.005",),
+    "no anchor": ("adapt.anchor=0", "adapt.anchor_end=0"),
     "no contrast": ("method.contrast=0",),
     "strong colours": ("views.hue=0.1", "views.grey=0.2"),
     "weak colours": ("views.jitter=0.4",),
