@@ -20,9 +20,8 @@ if TYPE_CHECKING:
     from .log import Log
     from .runs import WatchedRun
 
-UNFINISHED = (
-    ".unfinished"  # in the watch's folder while a checkpoint is being measured; hidden, so that it is nobody's own
-)
+# In the watch's folder while a checkpoint is being measured. It is removed, so it is hidden: nobody's own is called so.
+UNFINISHED = ".unfinished"
 
 DESCRIPTION = """\
 Evaluate each new checkpoint of a run on other labelled images, during the run or afterwards. This works beside the run,
