@@ -4,7 +4,8 @@ import importlib.util
 import io
 import json
 import pickle
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -21,6 +22,7 @@ from excb.hub import loading
 from excb.hub.backbone import Backbone, Entry
 from excb.networks.architecture import RGB, TORCHVISION
 from excb.networks.backbone import feature_width, image_channels
+from excb.results.replacing import ADVICE, FOLDER_ADVICE, has_content
 
 from .snippet import write_snippet
 
@@ -41,6 +43,7 @@ def export(
     *,
     network: Literal["teacher", "student"] = "teacher",
     format: Format = "excb",  # noqa: A002
+    overwrite: bool = False,
 ) -> Path:
     """Write the backbone that `excb.load(source)` gives.
 
@@ -61,15 +64,16 @@ def export(
             - "onnx": a file [B, C, crop, crop] "images" -> [B, D] "features", for any B.
 
             safetensors and ONNX files hold the preprocessing as well, as JSON in their metadata.
+        overwrite: replace what `out` has of other weights.
 
     Returns:
         What was written.
 
     Raises:
-        UserError: nothing loadable at `source`, no such format, one that cannot hold this network, or `out` cannot be
-            written. An earlier file is then left unchanged.
+        UserError: nothing loadable at `source`, no such format, one that cannot hold this network, or `out` holds
+            something else or cannot be written. An earlier file is then left unchanged.
     """
-    return _export(source, out, network=network, format=format)[0]
+    return _export(source, out, network=network, format=format, overwrite=overwrite)[0]
 
 
 def export_with_snippet(
@@ -78,9 +82,10 @@ def export_with_snippet(
     *,
     network: Literal["teacher", "student"] = "teacher",
     format: Format = "excb",  # noqa: A002
+    overwrite: bool = False,
 ) -> tuple[Path, str, Path]:
     """As `export`, and write the Python that loads it: what was written, the Python, and its file beside it."""
-    written, backbone = _export(source, out, network=network, format=format)
+    written, backbone = _export(source, out, network=network, format=format, overwrite=overwrite)
     code, file = write_snippet(written, format, backbone)
     return written, code, file
 
@@ -91,6 +96,7 @@ def _export(
     *,
     network: Literal["teacher", "student"],
     format: Format,  # noqa: A002
+    overwrite: bool,
 ) -> tuple[Path, Backbone]:
     """The file or folder that `export` writes, and the backbone."""
     if format not in get_args(Format):
@@ -103,19 +109,20 @@ def _export(
     entry = Entry(str(stored.file), stored.architecture, network=str(stored.facts.get("network") or network))
     backbone = Backbone(built, stored.preprocessing, entry).eval()
     if format == "excb":
-        return _folder(backbone, stored, out.with_suffix("") if out.suffix in WEIGHTS else out), backbone
+        folder = out.with_suffix("") if out.suffix in WEIGHTS else out
+        return _folder(backbone, stored, folder, keep="" if overwrite else FOLDER_ADVICE), backbone
     out = out if out.suffix and not out.is_dir() else out / FILES[format]
-    writers: dict[str, Callable[[Backbone, Path], None]] = {
+    writers: dict[str, Callable[[Backbone, Path, bool], None]] = {
         "torchvision": _torchvision,
         "timm": _timm,
         "detectron2": _detectron2,
         "onnx": _onnx,
     }
-    writers[format](backbone, out)
+    writers[format](backbone, out, overwrite)
     return out, backbone
 
 
-def _folder(backbone: Backbone, stored: Stored, out: Path) -> Path:
+def _folder(backbone: Backbone, stored: Stored, out: Path, *, keep: str) -> Path:
     from excb.hub import selftest
 
     facts: dict[str, Any] = dict.fromkeys(("step", "epoch", "recipe", "checkpoint", "origin")) | stored.facts
@@ -131,7 +138,17 @@ def _folder(backbone: Backbone, stored: Stored, out: Path) -> Path:
         heads=stored.heads,
         facts=facts,
         complete=lambda folder: selftest.write_self_test(folder, backbone),
+        keep=keep,
     )
+
+
+@contextmanager
+def _new_export(out: Path, overwrite: bool) -> Iterator[Path]:
+    """Give the path of a file to write, as `new_file`; a file of other contents stays, unless it may be replaced."""
+    with new_file(out) as temporary:
+        yield temporary
+        if not overwrite and has_content(out) and sha256_of(out) != sha256_of(temporary):
+            raise UserError(f"{out} is there, and holds something else: {ADVICE}")
 
 
 def _check_suffix(out: Path, *suffixes: str) -> None:
@@ -157,14 +174,14 @@ def _preprocessing(backbone: Backbone) -> dict[str, str]:
     return {"preprocessing": json.dumps(backbone.transform.to_dict())}
 
 
-def _torchvision(backbone: Backbone, out: Path) -> None:
+def _torchvision(backbone: Backbone, out: Path, overwrite: bool) -> None:
     name = backbone.entry.architecture.name
     _check_network(name in TORCHVISION or name.startswith("torchvision:"), backbone, "torchvision")
     _check_rgb(backbone, "torchvision")
-    _write_state(backbone, out)
+    _write_state(backbone, out, overwrite)
 
 
-def _timm(backbone: Backbone, out: Path) -> None:
+def _timm(backbone: Backbone, out: Path, overwrite: bool) -> None:
     architecture = backbone.entry.architecture
     _check_network(architecture.timm_name is not None or architecture.name in TORCHVISION, backbone, "timm")
     if architecture.positions == "dino" and _interpolates(backbone):
@@ -172,7 +189,7 @@ def _timm(backbone: Backbone, out: Path) -> None:
             f"timm does not interpolate position embeddings as DINO does, which images of {backbone.transform.crop} "
             "pixels need: choose --format excb or onnx"
         )
-    _write_state(backbone, out)  # ResNets have the same tensor names in torchvision and timm
+    _write_state(backbone, out, overwrite)  # ResNets have the same tensor names in torchvision and timm
 
 
 def _interpolates(backbone: Backbone) -> bool:
@@ -181,7 +198,7 @@ def _interpolates(backbone: Backbone) -> bool:
     return tuple(embedding.img_size) != (backbone.transform.crop, backbone.transform.crop)
 
 
-def _write_state(backbone: Backbone, out: Path) -> None:
+def _write_state(backbone: Backbone, out: Path, overwrite: bool) -> None:
     _check_suffix(out, *WEIGHTS)
     state = backbone.network.state_dict()
     if out.suffix == ".safetensors":
@@ -190,7 +207,7 @@ def _write_state(backbone: Backbone, out: Path) -> None:
         buffer = io.BytesIO()
         torch.save(dict(state), buffer)
         contents = buffer.getvalue()
-    with new_file(out) as temporary:
+    with _new_export(out, overwrite) as temporary:
         temporary.write_bytes(contents)
 
 
@@ -203,7 +220,7 @@ class _ArrayPickler(pickle.Pickler):
         return NotImplemented
 
 
-def _detectron2(backbone: Backbone, out: Path) -> None:
+def _detectron2(backbone: Backbone, out: Path, overwrite: bool) -> None:
     _check_network(backbone.entry.architecture.name in TORCHVISION, backbone, "Detectron2")
     _check_rgb(backbone, "Detectron2")
     _check_suffix(out, ".pkl")
@@ -216,7 +233,8 @@ def _detectron2(backbone: Backbone, out: Path) -> None:
             "matching_heuristics": True,  # match names by their suffixes, for any backbone
         }
     )
-    with new_file(out.with_suffix(".pkl.yaml")) as settings, new_file(out) as temporary:
+    yaml = out.with_suffix(".pkl.yaml")
+    with _new_export(yaml, overwrite) as settings, _new_export(out, overwrite) as temporary:
         settings.write_text(_detectron2_settings(backbone, out.name), encoding="utf-8")
         temporary.write_bytes(buffer.getvalue())
 
@@ -241,7 +259,7 @@ MODEL:
 """
 
 
-def _onnx(backbone: Backbone, out: Path) -> None:
+def _onnx(backbone: Backbone, out: Path, overwrite: bool) -> None:
     _check_suffix(out, ".onnx")
     if missing := [name for name in ("onnx", "onnxscript") if importlib.util.find_spec(name) is None]:
         raise UserError(f"--format onnx needs {' and '.join(missing)}: pip install onnx onnxscript")
@@ -266,6 +284,6 @@ def _onnx(backbone: Backbone, out: Path) -> None:
     if isinstance(program.model.graph.inputs[0].shape[0], int):  # of the example, as where Python took its length
         raise UserError(f"ONNX cannot hold {backbone.entry.architecture.name} for any batch: choose another format")
     program.model.metadata_props.update(_preprocessing(backbone))
-    with new_file(out) as temporary:
+    with _new_export(out, overwrite) as temporary:
         program.save(temporary)
         checker.check_model(temporary, full_check=True)

@@ -18,6 +18,7 @@ from excb.hub import loading, selftest
 from excb.hub.backbone import Backbone
 from excb.hub.catalogue import Checkpoint, Figure, measured_on, method_of
 from excb.remote.home import home, recorded
+from excb.results.replacing import FOLDER_ADVICE
 from excb.results.result import ResultRecord, folder_name
 
 from .card import card
@@ -91,6 +92,7 @@ def package(
     repo: str | None = None,
     tag: str | None = None,
     untested: str | None = None,
+    overwrite: bool = False,
 ) -> tuple[Checkpoint, str]:
     """Write all that is published of a checkpoint into a folder named after it, once it is proven.
 
@@ -102,6 +104,7 @@ def package(
         repo: "user/name" of the repository that it will be in, if any.
         tag: of the revision; the default of `push` if None.
         untested: why the self-test is left out, as in `push`.
+        overwrite: replace a folder of other weights.
 
     Returns:
         The catalogue's row, and the tag.
@@ -126,6 +129,8 @@ def package(
             _prove(target.name, unfinished, backbone, stored.file.parent)
         measured = results_by_file(backbone.network.state_dict(), results)
         sha256 = sha256_of(unfinished / exported.WEIGHTS)
+        if not overwrite:
+            exported.refuse_other_weights(target, sha256, advice=FOLDER_ADVICE)
         step = block["step"]
         revision = tag or (f"v{block['version']}-step{step}" if step is not None else sha256[:8])
         entry = _entry(row, backbone, measured, name=target.name, licence=licence, sha256=sha256)

@@ -1,5 +1,6 @@
 """The folder of one checkpoint: weights as safetensors, timm's config.json with ours inside, a hash of each file."""
 
+import hashlib
 import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -64,6 +65,7 @@ def write_exported(
     heads: Mapping[str, Tensor] | None = None,
     facts: Mapping[str, Any],
     complete: Callable[[Path], None] = lambda _unfinished: None,
+    keep: str = "",
 ) -> Path:
     """Write a folder that `read` and timm understand; it appears whole, or what was there before stays.
 
@@ -79,6 +81,7 @@ def write_exported(
         facts: the rest of the block "excb", plain values: network, step, epoch, recipe, checkpoint, origin, and of a
             run also training and teachers.
         complete: adds files, such as the self-test's, to the unfinished folder, before hashes are taken.
+        keep: refuse to replace an export of other weights, with this advice, as the end of a sentence.
 
     Returns:
         The folder.
@@ -88,9 +91,12 @@ def write_exported(
     """
     target = folder.resolve()
     check_replaceable(target)
+    weights = serialised(tensors)
+    if keep:
+        refuse_other_weights(target, hashlib.sha256(weights).hexdigest(), advice=keep)
     config = timm_format.config_for(architecture, preprocessing, width)
     with new_folder(target) as unfinished:
-        (unfinished / WEIGHTS).write_bytes(serialised(tensors))
+        (unfinished / WEIGHTS).write_bytes(weights)
         if heads:
             (unfinished / HEADS).write_bytes(serialised(heads))
         complete(unfinished)
@@ -110,10 +116,43 @@ def write_exported(
 def check_replaceable(target: Path) -> None:
     """Check that a path is free, or holds an export that may be replaced. Raises UserError if not."""
     if target.is_dir():
-        if others := sorted(file.name for file in target.iterdir() if file.name not in FILES):
+        names = sorted(file.name for file in target.iterdir())
+        if others := [name for name in names if name not in FILES]:
             raise UserError(f"cannot write {target}: it holds other files ({others[0]}): name a new folder")
+        if names and not _is_ours(target):  # such as a README.md alone, or a network of timm or transformers
+            raise UserError(
+                f"cannot write {target}: it holds {names[0]}, and `excb-zoo export` did not write it: name a new folder"
+            )
     elif target.exists():
         raise UserError(f"cannot write {target}: it is a file, and a folder is needed")
+
+
+def _is_ours(folder: Path) -> bool:
+    """Whether a folder is an export of ours, also one whose config.json is damaged."""
+    if (folder / SELFTEST).is_file():
+        return True
+    if not (folder / CONFIG).is_file():
+        return False
+    try:
+        return "excb" in read_config(folder)
+    except UserError:
+        return True
+
+
+def refuse_other_weights(target: Path, digest: str, *, advice: str) -> None:
+    """Refuse to replace an export whose weights are others, for it may be their only copy.
+
+    Args:
+        target: the folder, which need not exist.
+        digest: SHA-256 of the new file of weights.
+        advice: what to do, as the end of a sentence.
+
+    Raises:
+        UserError: they are others.
+    """
+    file = target / WEIGHTS
+    if file.is_file() and sha256_of(file) != digest:
+        raise UserError(f"{target} has other weights: {advice}")
 
 
 def serialised(tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None) -> bytes:

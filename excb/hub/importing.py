@@ -47,6 +47,7 @@ def import_file(
     preprocessing: Mapping[str, Any] | None = None,
     drop: Collection[str] = (),
     allow: Collection[str] = (),
+    keep: str = "",
     reporter: Reporter,
 ) -> Imported:
     """Turn a file of any known layout into an exported folder under `$EXCB_HOME`, so that `excb.load(name)` works.
@@ -62,6 +63,7 @@ def import_file(
         preprocessing: fields of `Preprocessing` that are other than the file's origin says; see `changed`.
         drop: names of tensors, or of modules, that are left out and reported.
         allow: what the file may need besides tensors and plain values; see `excb.checkpoint.untrusted`.
+        keep: refuse to replace other weights of this name, with this advice; as of `write_exported`.
         reporter: says what was recognised.
 
     Raises:
@@ -108,6 +110,7 @@ def import_file(
         heads=stored.heads or None,
         facts=facts,
         complete=lambda unfinished: selftest.write_self_test(unfinished, backbone),
+        keep=keep,
     )
     stored = replace(stored, file=folder / exported.WEIGHTS, preprocessing=checkpoint.preprocessing, facts=facts)
     return Imported(folder, stored, built)

@@ -450,6 +450,31 @@ def test_full_disk_leaves_what_was_there(
     export(str(source), tmp_path / name, format=format_)
     before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")}
     with failing_at(step, cuts_power=False) as asked:
-        export(str(source), tmp_path / name, format=format_, network="student")
+        export(str(source), tmp_path / name, format=format_, network="student", overwrite=True)
     assert asked[step - 1] == kind
     assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")} == before
+
+
+@pytest.mark.parametrize(
+    ("format_", "name"),
+    [("excb", "folder"), ("torchvision", "file.pth"), ("timm", "file.safetensors"), ("detectron2", "file.pkl")],
+)
+def test_other_weights_stay_unless_they_may_be_replaced(
+    runs: dict[str, Path], tmp_path: Path, format_: Any, name: str
+) -> None:
+    source, out = str(runs["resnet18"]), tmp_path / name
+    export(source, out, format=format_)
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    export(source, out, format=format_)  # the same weights again
+    with pytest.raises(UserError, match=r"--overwrite$"):
+        export(source, out, format=format_, network="student")
+    assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
+    export(source, out, format=format_, network="student", overwrite=True)
+    assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} != before
+
+
+def test_a_file_of_something_else_stays(resnet18: Path, tmp_path: Path) -> None:
+    (tmp_path / "mine.pth").write_text("years of work")
+    with pytest.raises(UserError, match=r"mine\.pth is there, and holds something else: name another file with --out"):
+        export(str(resnet18), tmp_path / "mine.pth", format="timm")
+    assert (tmp_path / "mine.pth").read_text() == "years of work"

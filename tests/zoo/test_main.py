@@ -92,6 +92,7 @@ def test_export_says_how_to_load_what_it_wrote(run: Path, tmp_path: Path, capsys
         (["export", "{run}"], "--out"),
         (["export", "{here}/nothing", "--out", "{here}/exported"], "no checkpoint"),
         (["export", "{run}", "--out", "{here}/notes.txt"], "cannot write"),
+        (["export", "{run}", "--out", "{here}/card"], "it holds README.md, and `excb-zoo export` did not write it"),
     ],
 )
 def test_mistake_is_one_line_and_exit_code_2(
@@ -100,6 +101,8 @@ def test_mistake_is_one_line_and_exit_code_2(
     (tmp_path / "notes.txt").write_text("words", encoding="utf-8")
     (tmp_path / "damaged.pt").write_bytes((run / "checkpoints" / "step-9.pt").read_bytes())
     damage(tmp_path / "damaged.pt")
+    (tmp_path / "card").mkdir()
+    (tmp_path / "card" / "README.md").write_text("years of work", encoding="utf-8")
     assert main([argument.format(here=tmp_path, run=run) for argument in arguments]) == 2
     out, err = capsys.readouterr()
     assert out == ""
@@ -206,6 +209,21 @@ def test_import_load_and_list(home: Path, tmp_path: Path, capsys: pytest.Capture
     assert [row["name"] for row in json.loads(capsys.readouterr().out)] == ["mine"]
     assert main(["pull", "mine"]) == 0
     assert str(home / "mine") in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("home")
+def test_import_keeps_other_weights_of_its_name(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    first, second = (Architecture("resnet18").build().eval() for _ in range(2))
+    for name, network in (("first", first), ("second", second)):
+        torch.save(network.state_dict(), tmp_path / f"{name}.pth")
+    assert main(["import", str(tmp_path / "first.pth"), "--name", "mine"]) == 0
+    assert main(["import", str(tmp_path / "first.pth"), "--name", "mine", "--crop", "64"]) == 0
+    capsys.readouterr()
+    assert main(["import", str(tmp_path / "second.pth"), "--name", "mine"]) == 2
+    assert "has other weights: choose another --name, or replace them with --overwrite\n" in capsys.readouterr().err
+    assert torch.equal(features(excb.load("mine"), pictures()), features(first, pictures()))
+    assert main(["import", str(tmp_path / "second.pth"), "--name", "mine", "--overwrite"]) == 0
+    assert torch.equal(features(excb.load("mine"), pictures()), features(second, pictures()))
 
 
 def test_import_takes_timms_preprocessing_unless_told_otherwise(

@@ -381,3 +381,16 @@ def test_nothing_to_publish_and_no_token(
     assert "is not the name of a repository" in refused(tmp_path, "tiny")
     monkeypatch.setattr("huggingface_hub.get_token", lambda: None)
     assert "needs a token" in refused(tmp_path)
+
+
+def test_a_package_of_other_weights_stays_unless_it_may_be_replaced(run: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "tiny"
+    package(str(run), folder, licence="mit", untested="a test")
+    before = {file.name: file.read_bytes() for file in folder.iterdir()}
+    network = Architecture("resnet18").build().eval()
+    torch.save(network.state_dict(), tmp_path / "other.pth")
+    with pytest.raises(UserError, match="tiny has other weights: name another folder with --out, or replace it with"):
+        package(str(tmp_path / "other.pth"), folder, licence="mit", untested="a test")
+    assert {file.name: file.read_bytes() for file in folder.iterdir()} == before
+    package(str(tmp_path / "other.pth"), folder, licence="mit", untested="a test", overwrite=True)
+    assert {file.name: file.read_bytes() for file in folder.iterdir()} != before

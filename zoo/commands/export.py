@@ -7,7 +7,7 @@ from pathlib import Path
 from excb.cli import Command, Parser
 from excb.console import Reporter
 
-from .options import add_json, add_network, add_source
+from .options import add_json, add_network, add_overwrite, add_source
 
 
 def add_options(parser: Parser) -> None:
@@ -18,6 +18,7 @@ def add_options(parser: Parser) -> None:
         "--format", default="excb", metavar="F", help="excb (default), timm, torchvision, detectron2 or onnx"
     )
     add_network(parser)
+    add_overwrite(parser)
     add_json(parser)
 
 
@@ -26,7 +27,7 @@ def run(options: argparse.Namespace) -> int:
     from ..export import export_with_snippet
 
     written, code, file = export_with_snippet(
-        options.source, options.out, network=options.network, format=options.format
+        options.source, options.out, network=options.network, format=options.format, overwrite=options.overwrite
     )
     reporter = Reporter()
     reporter.note(f"wrote {written} and {file}, which loads it:")

@@ -50,6 +50,7 @@ def add_options(parser: Parser) -> None:
         metavar="NAME",
         help="allow a harmless name from a fixed short list; errors name it",
     )
+    parser.add_argument("--overwrite", action="store_true", help="replace other weights of this name")
     add_json(parser)
 
 
@@ -74,6 +75,7 @@ def run(options: argparse.Namespace) -> int:
             preprocessing=preprocessing,
             drop=options.drop,
             allow=options.allow_global,
+            keep="" if options.overwrite else "choose another --name, or replace them with --overwrite",
             reporter=reporter,
         )
     except CoverageError as error:

@@ -17,6 +17,11 @@ def add_json(parser: Parser) -> None:
     parser.add_argument("--json", action="store_true", help="print JSON instead of text")
 
 
+def add_overwrite(parser: Parser) -> None:
+    """Whether other weights in --out may be lost."""
+    parser.add_argument("--overwrite", action="store_true", help="replace what --out has of other weights")
+
+
 def add_network(parser: Parser) -> None:
     """Which of its two networks."""
     parser.add_argument("--network", choices=("teacher", "student"), default="teacher", help="default: teacher")

@@ -7,7 +7,7 @@ from pathlib import Path
 from excb.cli import Command, Parser
 from excb.console import Reporter
 
-from .options import add_json, add_licence, add_results, add_source, add_untested
+from .options import add_json, add_licence, add_overwrite, add_results, add_source, add_untested
 
 
 def add_options(parser: Parser) -> None:
@@ -19,6 +19,7 @@ def add_options(parser: Parser) -> None:
     add_licence(parser)
     add_results(parser)
     add_untested(parser)
+    add_overwrite(parser)
     add_json(parser)
 
 
@@ -27,7 +28,12 @@ def run(options: argparse.Namespace) -> int:
     from ..push import package
 
     entry, _tag = package(
-        options.source, options.out, results=options.results, licence=options.licence, untested=options.untested
+        options.source,
+        options.out,
+        results=options.results,
+        licence=options.licence,
+        untested=options.untested,
+        overwrite=options.overwrite,
     )
     reporter, tested = Reporter(), "self-test passed" if options.untested is None else "not tested"
     reporter.note(f"wrote {options.out}: {tested}; its card is README.md")

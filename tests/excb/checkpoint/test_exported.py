@@ -348,6 +348,35 @@ def test_nothing_but_an_export_is_replaced(tmp_path: Path) -> None:
         write(tmp_path / "photographs" / "cat.jpg" / "deeper")
 
 
+@pytest.mark.parametrize("name", ["README.md", "results", "model.safetensors"])
+def test_a_folder_that_only_has_an_exports_names_is_not_replaced(tmp_path: Path, name: str) -> None:
+    place = tmp_path / "mine" / name
+    place.parent.mkdir()
+    place.mkdir() if name == "results" else place.write_text("years of work")
+    with pytest.raises(UserError, match=rf"cannot write .*mine: it holds {name}, and `excb-zoo export` did not write"):
+        write(tmp_path / "mine")
+    assert names(tmp_path / "mine") == [name]
+
+
+def test_a_network_of_another_program_is_not_replaced(tmp_path: Path) -> None:
+    folder = write(tmp_path / "folder")
+    rewrite(folder, {"model_type": "dinov2"})
+    before = contents(folder)
+    with pytest.raises(UserError, match="did not write it: name a new folder"):
+        write(folder)
+    assert contents(folder) == before
+    (folder / "config.json").write_text("damaged")  # of an export: written again
+    assert config_of(write(folder))["excb"]
+
+
+def test_other_weights_are_kept_where_that_is_asked_for(tmp_path: Path) -> None:
+    before = contents(write(tmp_path / "folder"))
+    write(tmp_path / "folder", keep="say more")  # the same weights
+    with pytest.raises(UserError, match=r"folder has other weights: say more$"):
+        write(tmp_path / "folder", tensors={"a": torch.ones(2)}, keep="say more")
+    assert contents(tmp_path / "folder") == before
+
+
 def test_card_and_results_go_with_the_weights_they_tell_of(tmp_path: Path) -> None:
     folder = write(tmp_path / "folder")
     (folder / "README.md").touch()
