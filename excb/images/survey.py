@@ -2,7 +2,7 @@
 
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, fields, replace
 from functools import partial
@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from excb.console import plural
-from excb.errors import require
+from excb.errors import UserError, require
 from excb.images import depth
 from excb.images.decoding import BrokenImageError
 from excb.images.digests import digests_of, files_of
@@ -33,6 +33,7 @@ DECLARE = "data.range=LOW..HIGH (--range LOW..HIGH in commands without a recipe)
 _CHOICES = f"separate them, or declare the range of those of more bits with {DECLARE}"
 
 Note = Callable[[str], None]
+StoredKind = tuple[str, int]  # the type of stored values, and the number of channels
 
 
 @dataclass(frozen=True)
@@ -40,9 +41,7 @@ class Survey:
     """Facts about the pixels of a set."""
 
     images: int
-    kinds: Counter[
-        tuple[str, int]
-    ]  # types of stored values with numbers of channels, of the images that were looked at
+    kinds: Counter[StoredKind]  # of the images that were looked at
     pixels: Pixels  # the mapping for all of them
     low: float = 0.0  # least and greatest stored values of the images that were measured
     high: float = 255.0
@@ -92,7 +91,7 @@ def surveyed(images: Any, declared: Pixels | None = None, *, colours_of: str = "
     """
     known, total, name = declared or pixels_of(images), len(images), _name_of(images)
     source: Callable[[int], Source] = getattr(images, "source", _no_source)
-    kinds, possible = _stored(images, known)
+    kinds, possible, examples = _stored(images, known)
     if not kinds and known.channels != 3:  # none can be read as images of so many channels
         _refuse_other_channels(_stored(images, replace(known, channels=3, low=(0.0,), high=(1.0,)))[0], known, name)
     if not kinds:
@@ -103,20 +102,20 @@ def surveyed(images: Any, declared: Pixels | None = None, *, colours_of: str = "
             not others,
             f"{colours_of} takes grey and colour images, and "
             + " and ".join(
-                f"{number:,} of {name} have {plural(count, 'channel')}" for count, number in others.most_common()
+                f"{number:,} of {name} have {plural(count, 'channel')}{_such_as(examples, _channels_of, count)}"
+                for count, number in others.most_common()
             )
             + ": leave them out, or choose a command that takes other channels (docs/channels.md)",
         )
-    channels = _channels(kinds, known, name)
+    channels = _channels(kinds, known, name, examples)
     if declared is not None and channels != known.channels:  # a range is declared, and no number of channels
         known = replace(known, channels=channels)
     deep = {stored for stored, _ in kinds if stored != "uint8"}
     if not deep:
         return Survey(total, kinds, known if channels == known.channels else Pixels(channels, colours=known.colours))
-    require(known.origin == "declared" or len({stored for stored, _ in kinds}) == 1, _mixed(kinds, name))
-    measured = _looked(
-        images, evenly(possible, MEASURED), f"bounds of {channels}", lambda index: _bounds(source(index), channels)
-    )
+    require(known.origin == "declared" or len({stored for stored, _ in kinds}) == 1, _mixed(kinds, name, examples))
+    looked = evenly(possible, MEASURED)
+    measured = _looked(images, looked, f"bounds of {channels}", lambda index: _bounds(source(index), channels))
     ranges = [np.frombuffer(bounds).reshape(2, -1) for bounds in measured if bounds]
     require(bool(ranges), f"no image of {name} holds a number: repair them, or leave them out")
     lows, highs = (np.array(part, np.float64) for part in zip(*ranges, strict=True))
@@ -124,7 +123,8 @@ def surveyed(images: Any, declared: Pixels | None = None, *, colours_of: str = "
         pixels = known
     else:
         if next(iter(deep)).startswith("float"):
-            _refuse_two_scales(np.nanmax(highs, axis=1), name)
+            names = [images.paths[index] for index, bounds in zip(looked, measured, strict=True) if bounds]
+            _refuse_two_scales(np.nanmax(highs, axis=1), names, name)
         pixels = replace(_measured(lows, highs, channels, name), colours=known.colours)
     outside = ((lows < np.array(pixels.low)) | (highs > np.array(pixels.high))).any(axis=1)
     return Survey(
@@ -146,23 +146,44 @@ def common_channels(images: Any) -> int:
         UserError: they have several numbers of channels.
     """
     known = pixels_of(images)
-    kinds, _ = _stored(images, known)
-    return _channels(kinds, known, _name_of(images)) if kinds else known.channels
+    kinds, _, examples = _stored(images, known)
+    return _channels(kinds, known, _name_of(images), examples) if kinds else known.channels
 
 
-def _stored(images: Any, known: Pixels) -> tuple[Counter[tuple[str, int]], list[int]]:
-    """How many images are of each type and number of channels, and which may hold more than 8 bits."""
+def _stored(images: Any, known: Pixels) -> tuple[Counter[StoredKind], list[int], dict[StoredKind, str]]:
+    """How many images are of each kind, which may hold more than 8 bits, and one of each kind by its path."""
     source: Callable[[int], Source] = getattr(images, "source", _no_source)
     coded = source is not _no_source
     possible = _possibly_deep(images.paths) if coded else []
     headers = "header of a picture" if known.channels == 3 else f"header of {plural(known.channels, 'channel')}"
     if coded and len(possible) <= HEADERS:  # of all of them, and whoever asks for headers reads pixels next
         source = partial(read_once, images)
-    seen = _looked(images, evenly(possible, HEADERS), headers, lambda index: _kind(source(index), known))
-    kinds = Counter(_kind_of(kind) for kind in seen if kind is not None)
+    looked = evenly(possible, HEADERS)
+    seen = _looked(images, looked, headers, lambda index: _kind(source(index), known))
+    kinds, examples = Counter[StoredKind](), dict[StoredKind, str]()
+    for index, kind in zip(looked, seen, strict=True):
+        if kind is not None:
+            kinds[_kind_of(kind)] += 1
+            examples.setdefault(_kind_of(kind), images.paths[index])
     if coded and len(possible) < len(images):
         kinds["uint8", 3] += len(images) - len(possible)
-    return kinds, possible
+        shallow = next(path for path in images.paths if path.lower().endswith(SHALLOW))
+        examples.setdefault(("uint8", 3), shallow)
+    return kinds, possible, examples
+
+
+def _such_as(examples: Mapping[StoredKind, str], fact: Callable[[StoredKind], object], value: object) -> str:
+    """An image of whose kind a fact has some value, in brackets: who has to separate the images must find them."""
+    return f" (such as {next(path for kind, path in examples.items() if fact(kind) == value)})"
+
+
+def _channels_of(kind: StoredKind) -> int:
+    """The channels that such images are opened with: three where they are grey."""
+    return 3 if kind[1] == 1 else kind[1]
+
+
+def _type_of(kind: StoredKind) -> str:
+    return depth.type_name(np.dtype(kind[0]))
 
 
 def _name_of(images: Any) -> str:
@@ -260,16 +281,16 @@ def _kind(source: Source, known: Pixels) -> bytes | None:
     return f"{'uint8' if stored == np.bool_ else stored.newbyteorder('=')} {channels}".encode()
 
 
-def _kind_of(kind: bytes) -> tuple[str, int]:
+def _kind_of(kind: bytes) -> StoredKind:
     stored, channels = kind.decode().split()
     return stored, int(channels)
 
 
-def _channels(kinds: Counter[tuple[str, int]], known: Pixels, name: str) -> int:
+def _channels(kinds: Counter[StoredKind], known: Pixels, name: str, examples: Mapping[StoredKind, str]) -> int:
     """The channels of all images: three of grey and colour."""
     counts = Counter[int]()
-    for (_, channels), images in kinds.items():
-        counts[3 if channels == 1 else channels] += images
+    for kind, images in kinds.items():
+        counts[_channels_of(kind)] += images
     if known.channels != 3:
         if (3 if known.channels == 1 else known.channels) not in counts:
             _refuse_other_channels(kinds, known, name)
@@ -277,13 +298,16 @@ def _channels(kinds: Counter[tuple[str, int]], known: Pixels, name: str) -> int:
     require(
         len(counts) == 1,
         f"the images of {name} differ in their channels: "
-        + " and ".join(f"{images:,} have {count}" for count, images in counts.most_common())
+        + " and ".join(
+            f"{images:,} {'has' if images == 1 else 'have'} {count}" + _such_as(examples, _channels_of, count)
+            for count, images in counts.most_common()
+        )
         + ": separate them, or declare the channels with data.channels=N (excb-eval: --channels N)",
     )
     return next(iter(counts))
 
 
-def _refuse_other_channels(kinds: Counter[tuple[str, int]], known: Pixels, name: str) -> None:
+def _refuse_other_channels(kinds: Counter[StoredKind], known: Pixels, name: str) -> None:
     """Raise UserError for images that all have other channels than were declared, or than a network was trained on."""
     counts = " or ".join(plural(count, "channel") for count in sorted({count for _, count in kinds}))
     require(
@@ -293,11 +317,14 @@ def _refuse_other_channels(kinds: Counter[tuple[str, int]], known: Pixels, name:
     )
 
 
-def _mixed(kinds: Counter[tuple[str, int]], name: str) -> str:
+def _mixed(kinds: Counter[StoredKind], name: str, examples: Mapping[StoredKind, str]) -> str:
     types = Counter[str]()
-    for (stored, _), images in kinds.items():
-        types[depth.type_name(np.dtype(stored))] += images
-    parts = " and ".join(f"{images:,} {'is' if images == 1 else 'are'} {kind}" for kind, images in types.most_common())
+    for kind, images in kinds.items():
+        types[_type_of(kind)] += images
+    parts = " and ".join(
+        f"{images:,} {'is' if images == 1 else 'are'} {stored}" + _such_as(examples, _type_of, stored)
+        for stored, images in types.most_common()
+    )
     return f"the images of {name} differ in depth, so that no one range fits: {parts}: {_CHOICES}"
 
 
@@ -322,14 +349,14 @@ def _bounds(source: Source, channels: int) -> bytes | None:
     return np.array([rows.min(axis=0), rows.max(axis=0)], np.float64).tobytes()
 
 
-def _refuse_two_scales(highs: np.ndarray, name: str) -> None:
+def _refuse_two_scales(highs: np.ndarray, names: Sequence[str], name: str) -> None:
     """Refuse floating-point images of which some end at 1 and others far above."""
-    unit, far = int(((highs > 0) & (highs <= UNIT)).sum()), int((highs >= FAR).sum())
-    require(
-        not unit or not far,
-        f"the images of {name} are on two scales: {plural(unit, 'has', 'have')} values up to 1, and {far:,} up to "
-        f"{highs.max():,.6g}: {_CHOICES}",
-    )
+    unit, far = np.flatnonzero((highs > 0) & (highs <= UNIT)), np.flatnonzero(highs >= FAR)
+    if len(unit) and len(far):
+        raise UserError(
+            f"the images of {name} are on two scales: {plural(len(unit), 'has', 'have')} values up to 1 (such as "
+            f"{names[unit[0]]}), and {len(far):,} up to {highs.max():,.6g} (such as {names[far[0]]}): {_CHOICES}"
+        )
 
 
 def _measured(lows: np.ndarray, highs: np.ndarray, channels: int, name: str) -> Pixels:

@@ -69,19 +69,19 @@ def test_bands_have_a_range_each(tmp_path: Path) -> None:
 AMBIGUOUS: dict[str, tuple[dict[str, np.ndarray], str]] = {
     "8 and 16 bits": (
         {"1.png": ramp(0, 255, np.uint8), "2.png": ramp(0, 4095, np.uint16)},
-        "1 is 8-bit and 1 is 16-bit",
+        r"1 is 8-bit \(such as 1\.png\) and 1 is 16-bit \(such as 2\.png\)",
     ),
     "signed and unsigned": (
         {"1.tif": ramp(-9, 99, np.int16), "2.tif": ramp(0, 99, np.uint16)},
-        "1 is signed 16-bit and 1 is 16-bit",
+        r"1 is signed 16-bit \(such as 1\.tif\) and 1 is 16-bit \(such as 2\.tif\)",
     ),
     "floats to 1 and to 255": (
         {"1.tif": ramp(0, 1, np.float32), "2.tif": ramp(0, 255, np.float32)},
-        "two scales",
+        r"two scales: 1 has values up to 1 \(such as 1\.tif\), and 1 up to 255 \(such as 2\.tif\)",
     ),
     "channels": (
         {"1.npy": np.zeros((20, 24, 5), np.uint8), "2.npy": np.zeros((20, 24, 4), np.uint8)},
-        "differ in their channels",
+        r"differ in their channels: 1 has 5 \(such as 1\.npy\) and 1 has 4 \(such as 2\.npy\)",
     ),
     "one value": ({"1.png": np.full((9, 9), 7, np.uint16)}, "hold one value, 7"),
 }

@@ -48,7 +48,7 @@ def test_a_faulty_value_is_not_either(tmp_path: Path) -> None:
 def test_mixed_depths_are_an_error(tmp_path: Path) -> None:
     said, found = verdict(folder(tmp_path, ramp(0, 255, np.uint8), ramp(0, 4095, np.uint16)))
     assert said == "error"
-    assert "1 is 8-bit and 1 is 16-bit" in found
+    assert "1 is 8-bit (such as 0.png) and 1 is 16-bit (such as 1.png)" in found
 
 
 def test_profiles_are_counted(tmp_path: Path) -> None:
