@@ -73,6 +73,8 @@ def each_channel(
 
 
 def _from_file(file: str, pixels: Pixels) -> Any:
+    if os.path.isdir(file):  # noqa: PTH112 - a path may hold what pathlib refuses
+        raise UserError(f"{file} is a folder, and an image is needed: name its files, or use excb.embed")
     try:
         return open_image(file, pixels)
     except PixelsError as error:

@@ -7,7 +7,8 @@ from typing import Literal
 
 from excb.cli import local_path
 from excb.console import plural
-from excb.errors import require
+from excb.errors import UserError, require
+from excb.images.decoding import BrokenImageError, PixelsError, open_image
 from excb.images.formats.video import stored_file
 from excb.option_parser import require_use
 from excb.options import option
@@ -88,8 +89,16 @@ class SearchOptions(EmbedOptions):
         return [*lines, f"near-duplicates: every pair of these images{copies}"]
 
     def check(self) -> None:
-        """Raise UserError where a query is not a file, or k is not positive or has no use."""
+        """Raise UserError where a query is no file or cannot be read, or k is not positive or has no use."""
         require(self.k >= 1, "--k must be at least 1")
         require_use(self, "k", used=bool(self.query), why="is of queries, and --query names none")
         missing = [name for name in self.query if not stored_file(Path(name)).is_file()]
         require(not missing, f"--query {missing[:1] and missing[0]}: no such file")
+        for name in self.query:  # before all other images are read
+            try:
+                open_image(name)
+            except PixelsError:
+                pass  # of more bits or channels: the vectors' record says how they are read
+            except BrokenImageError as error:
+                reason = f"cannot be read as an image ({error}): fix it, or leave it out"
+                raise UserError(f"--query {name} {reason}") from None

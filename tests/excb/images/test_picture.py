@@ -68,3 +68,8 @@ def test_a_file_that_is_no_image_is_told_clearly(tmp_path: Path) -> None:
         as_rgb(tmp_path / "a.jpg")
     with pytest.raises(UserError, match=r"b\.jpg cannot be read as an image \(FileNotFoundError"):
         as_rgb(str(tmp_path / "b.jpg"))
+
+
+def test_a_folder_is_no_image(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"is a folder, and an image is needed: name its files, or use excb\.embed$"):
+        as_rgb(tmp_path)

@@ -268,3 +268,16 @@ def test_mistakes_end_in_one_line(
     error = capsys.readouterr().err
     assert message in error
     assert len(error.splitlines()) == 1
+
+
+def test_a_broken_query_is_refused_before_all_other_images_are_read(
+    run: Path, photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    broken, cache = tmp_path / "broken.png", tmp_path / "cache"
+    broken.write_bytes(b"\x89PNG\r\n\x1a\n" + 30 * b"garbage")
+    assert main(words(run, photos, "--query", str(broken), "--quiet", "--cache", str(cache))) == 2
+    assert re.fullmatch(
+        r"excb-eval: error: --query .*broken\.png cannot be read as an image \(.+\): fix it, or leave it out\n",
+        capsys.readouterr().err,
+    )
+    assert not cache.exists()
