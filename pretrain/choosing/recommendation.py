@@ -1,6 +1,6 @@
 """The recommendation that follows from an experiment: a network as it is, adapted, distilled, from scratch, or none."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from excb.console import plural
@@ -30,6 +30,16 @@ class Recommendation:
 
 
 def recommend(experiment: Experiment) -> Recommendation:
+    """Decide, as `_decided` does, and say which short runs ended with an error: without them less was compared."""
+    decided = _decided(experiment)
+    if not experiment.failed or not experiment.of("distilled", "adapted", "pretrained"):
+        return decided  # where none was tried, the remarks say why
+    name, why = next(iter(experiment.failed.items()))
+    failed = f"{plural(len(experiment.failed), 'short run')} ended with an error, such as {name}: {why}"
+    return replace(decided, remarks=(*decided.remarks, failed))
+
+
+def _decided(experiment: Experiment) -> Recommendation:
     """Decide; only differences beyond chance count, and the best of several has to show more.
 
     A tie goes to a student that is as good as the frozen network and cheaper, else to the network adapted: what full

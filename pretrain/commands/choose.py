@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 MINUTES = 10.0
 FOLDER = Path("runs/choose")
+NAMED = 3  # classes
 
 DESCRIPTION = """\
 Find out what to do with your images: use a trained network as it is, adapt it, distil it, or pretrain.
@@ -149,6 +150,12 @@ def _experiment(
             f"measured: {plural(len(labelled), 'image')} with a row in {options.labels}; learned from: others"
         )
     sample = draw_images(images, labelled)
+    if labelled is None and sample.labelled:
+        few = ", ".join((images.classes or ())[:NAMED])
+        reporter.note(
+            f"labels: the {plural(len(images.classes or ()), 'class', 'classes')} of these images ({few}"
+            f"{', ...' if len(images.classes or ()) > NAMED else ''}); if folders are none, name the images with --list"
+        )
     require(
         min(len(sample.measured), len(sample.learned)) >= FEWEST,
         f"an experiment needs {FEWEST} images to measure on and {FEWEST} to learn from, and here are "

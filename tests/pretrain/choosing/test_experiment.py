@@ -101,6 +101,9 @@ def test_an_experiment_from_end_to_end(images: Path, tmp_path: Path, capsys: pyt
     words = ["choose", "--data", str(images), "--out", str(out), "--gpus", "0"]
     assert main([*words, "--networks", "untrained:timm:resnet10t", "--minutes", "10"]) == 0
     printed = capsys.readouterr()
+    said = next(line for line in printed.err.splitlines() if line.startswith("labels: "))
+    assert said.startswith("labels: the 3 classes of these images (")
+    assert said.endswith("); if folders are none, name the images with --list")
     report = json.loads((out / "choose.json").read_text(encoding="utf-8"))
     kinds = {trial["kind"] for trial in report["trials"]}
     assert kinds == {"reference", "frozen", "distilled", "adapted", "pretrained"}

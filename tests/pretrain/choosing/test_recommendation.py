@@ -127,6 +127,12 @@ def test_what_was_not_tried_is_not_said_to_be_behind() -> None:
         assert not any("add images" in remark for made in (short, failed, stopped) for remark in made.remarks)
 
 
+def test_short_runs_that_ended_with_an_error_are_counted_where_others_were_tried() -> None:
+    made = recommend(replace(experiment(trial("weak", "pretrained", 20)), failed={"strong": "3 images are broken"}))
+    assert made.action == "undecided"
+    assert made.remarks[-1] == "1 short run ended with an error, such as strong: 3 images are broken"
+
+
 def test_a_network_to_compare_with_is_named_where_none_is_here() -> None:
     weak = trial("weak", "pretrained", 29, FAST)
     made = recommend(experiment(weak))
