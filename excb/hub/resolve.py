@@ -120,6 +120,14 @@ def _path(name: str) -> Path:
     if not exists and "/" not in name and not Path(name).suffix:
         raise UserError(
             f"no checkpoint is called '{name}', and nothing exists at that path: `excb-zoo list` shows all names"
-            f"{nearest_name(name, names()) or nearest_path(name)}"
+            f"{_architecture_of_timm(name) or nearest_name(name, names()) or nearest_path(name)}"
         )
     return Path(name)
+
+
+def _architecture_of_timm(name: str) -> str:
+    """The names of timm's weights and of random ones where a name is that of an architecture, as resnet18 is."""
+    import timm
+
+    known = timm.is_model(name.partition(".")[0])
+    return f"; {TIMM}{name} has timm's weights, and {UNTRAINED}{TIMM}{name} random ones" if known else ""

@@ -196,6 +196,7 @@ def test_a_result_shows_itself(place: Path) -> None:
         ("run", "knn", {"data": None}, "name the images with --data DIR"),
         ("run", "knn", {"kk": [3]}, "knn has no option kk; did you mean 'k'"),
         ("run", "knn", {"k": "x"}, "k takes a whole number, not 'x'"),
+        ("run", "knn", {"k": []}, "k is empty: give one value at least, or leave it out"),
         ("run", "knn", {"gpus": 2}, "gpus is not an option in Python: start the script with torchrun"),
         ("run", "knn", {"out": "x"}, r"out is not an option in Python: the result has \.save"),
         ("network", "detection", {}, "detection builds a detector on a checkpoint: save the network"),

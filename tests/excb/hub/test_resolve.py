@@ -299,3 +299,9 @@ def test_sizes_that_a_network_does_not_take_are_refused_when_it_is_loaded(name: 
     with pytest.raises(UserError, match=words) as caught:
         excb.load(name, img_size=side)
     assert "\n" not in str(caught.value)
+
+
+def test_an_architecture_is_no_checkpoint_and_names_those_of_timm() -> None:
+    words = "timm:resnet18 has timm's weights, and untrained:timm:resnet18 random ones$"
+    with pytest.raises(UserError, match=words):
+        resolve.resolve("resnet18")
