@@ -156,12 +156,19 @@ def refuse_other_weights(target: Path, digest: str, *, advice: str) -> None:
 
 
 def serialised(tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None) -> bytes:
-    """Tensors as the bytes of a safetensors file, which timm takes for PyTorch's."""
+    """Tensors as the bytes of a safetensors file, which timm takes for PyTorch's; the same whenever these are."""
     from safetensors.torch import save
 
     # Copies, for safetensors takes neither strides nor tensors that share memory.
     plain = {name: value.detach().cpu().clone(memory_format=torch.contiguous_format) for name, value in tensors.items()}
-    return save(plain, metadata={"format": "pt", **(metadata or {})})
+    contents = save(plain, metadata={"format": "pt", **(metadata or {})})
+    size = int.from_bytes(contents[:8], "little")
+    # The library writes the entries of the metadata in an order of chance.
+    header = json.loads(contents[8 : 8 + size])
+    header["__metadata__"] = dict(sorted(header["__metadata__"].items()))
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)  # tensors begin at a multiple of eight bytes
+    return len(text).to_bytes(8, "little") + text + contents[8 + size :]
 
 
 def read(folder: Path) -> Stored:

@@ -601,3 +601,15 @@ def test_networks_larger_than_any_machine_are_not_built(
     rewrite(tmp_path / "folder", config)
     with pytest.raises(UserError, match=words):
         excb.load(tmp_path / "folder", network="student")
+
+
+def test_the_same_tensors_are_the_same_bytes(tmp_path: Path) -> None:
+    tensors = {"a": torch.arange(6.0).view(2, 3), "bé": torch.ones(1, dtype=torch.int64), "empty": torch.empty(0)}
+    metadata = {name: f'{name} ü " \u2028' for name in "zyxwvu"}
+    contents = {exported.serialised(tensors, metadata) for _ in range(20)}  # the library's own order is one of 5,040
+    assert len(contents) == 1
+    (tmp_path / "file.safetensors").write_bytes(contents.pop())
+    with safe_open(tmp_path / "file.safetensors", "pt") as file:
+        assert file.metadata() == {"format": "pt"} | metadata
+        for name, tensor in tensors.items():
+            assert torch.equal(file.get_tensor(name), tensor)
