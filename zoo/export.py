@@ -281,7 +281,8 @@ def _onnx(backbone: Backbone, out: Path, overwrite: bool) -> None:
             f"ONNX cannot hold {backbone.entry.architecture.name} ({reason}): choose another format"
         ) from None
     assert program is not None
-    if isinstance(program.model.graph.inputs[0].shape[0], int):  # of the example, as where Python took its length
+    shape = program.model.graph.inputs[0].shape
+    if shape is not None and isinstance(shape[0], int):  # of the example, as where Python took its length
         raise UserError(f"ONNX cannot hold {backbone.entry.architecture.name} for any batch: choose another format")
     program.model.metadata_props.update(_preprocessing(backbone))
     with _new_export(out, overwrite) as temporary:

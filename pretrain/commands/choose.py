@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from excb.cli import Command, Parser
-from excb.console import Reporter, duration, plural
+from excb.console import Reporter, duration, few, plural
 from excb.errors import UserError, require
 
 from .options import add_output, add_range, check_gpus, reporter_of, require_images
@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 
 MINUTES = 10.0
 FOLDER = Path("runs/choose")
-NAMED = 3  # classes
 
 DESCRIPTION = """\
 Find out what to do with your images: use a trained network as it is, adapt it, distil it, or pretrain.
@@ -151,10 +150,10 @@ def _experiment(
         )
     sample = draw_images(images, labelled)
     if labelled is None and sample.labelled:
-        few = ", ".join((images.classes or ())[:NAMED])
+        classes = images.classes or ()
         reporter.note(
-            f"labels: the {plural(len(images.classes or ()), 'class', 'classes')} of these images ({few}"
-            f"{', ...' if len(images.classes or ()) > NAMED else ''}); if folders are none, name the images with --list"
+            f"labels: the {plural(len(classes), 'class', 'classes')} of these images ({few(classes)}); if folders are "
+            "none, name the images with --list"
         )
     require(
         min(len(sample.measured), len(sample.learned)) >= FEWEST,
