@@ -184,9 +184,8 @@ def of_values(
             raise UserError(f"{owner} has no option {name}{nearest_name(name, [*names, *others])}")
         if value is not None:
             given[own] = converted(name, value, annotations[own])
-            if (
-                isinstance(given[own], tuple) and not given[own] and fields[own].default != ()
-            ):  # a command line takes one at least
+            # Such an option of a command line takes one value at least.
+            if isinstance(given[own], tuple) and not given[own] and fields[own].default != ():
                 raise UserError(f"{name} is empty: give one value at least, or leave it out")
     if missing := [name for name, field in fields.items() if field.default is REQUIRED and name not in given]:
         raise UserError(f"{owner} needs {', '.join(missing)}")
